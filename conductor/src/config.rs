@@ -19,6 +19,9 @@ pub struct Config {
     /// Address of the HTTP interface: `/query`, `/schedule`, `/register`, `/metrics`, the status page and the
     /// rest; port 0: the system chooses a port. Default `127.0.0.1:13333`.
     pub listen: SocketAddr,
+    /// Address of the OpenAI proxy, which forwards requests to the engines that are chosen for them; none: no
+    /// proxy. It authenticates nobody. Default none.
+    pub proxy_listen: Option<SocketAddr>,
     /// Host names under which the HTTP interface is served, in addition to addresses, `localhost`, names
     /// without dots and names below `.local`, `.internal`, `.localhost`, `.home.arpa` and `.test`. Requests
     /// under other names are refused, because a web page could have let its own name resolve to this host.
@@ -91,6 +94,8 @@ pub struct EngineConfig {
     /// Where the engine serves HTTP, `HOST:PORT`; empty: unknown, so that no text can be tokenised there and
     /// the proxy does not forward to it.
     pub http: String,
+    /// Port of the bootstrap server of a prefill engine of SGLang (`--disaggregation-bootstrap-port`).
+    pub bootstrap_port: u16,
 }
 
 /// What publishes events.
@@ -490,6 +495,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 13_333),
+            proxy_listen: None,
             http_hosts: Vec::new(),
             admin_secret: store_core::Secret::default(),
             http: store_master::HttpLimits::default(),
@@ -524,6 +530,7 @@ impl Default for EngineConfig {
             dp_ranks: 1,
             role: Role::default(),
             http: String::new(),
+            bootstrap_port: 8_998,
         }
     }
 }

@@ -15,7 +15,6 @@ pub(crate) struct Instance {
     pub(crate) tenant: String,
     pub(crate) name: String,
     pub(crate) model: String,
-    pub(crate) lora: String,
     /// Tokens per block.
     pub(crate) block_tokens: u32,
     pub(crate) role: Role,
@@ -23,6 +22,8 @@ pub(crate) struct Instance {
     pub(crate) kind: EngineKind,
     /// Where it serves HTTP; empty: unknown.
     pub(crate) http: String,
+    /// Where the bootstrap server of a prefill engine of SGLang listens.
+    pub(crate) bootstrap_port: u16,
     /// Connections to that address.
     pub(crate) pool: Option<Arc<Pool>>,
 }

@@ -12,7 +12,7 @@ use axum::http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::config::{Config, EngineConfig, host_port};
+use crate::config::{EngineConfig, host_port};
 use crate::http::numbers;
 use crate::proxy::{CollectError, Message, Pool, SendError};
 
@@ -23,7 +23,7 @@ const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Why an engine could not be asked.
 #[derive(Debug)]
-pub enum AskError {
+pub(crate) enum AskError {
     /// The address cannot be used.
     Address(String),
     /// It does not answer.
@@ -129,12 +129,6 @@ fn filled(mut engine: EngineConfig, address: &str, answer: &[u8]) -> Result<Engi
     }
     engine.validate().map_err(|error| wrong(&format!("its {} {}", error.field, error.need)))?;
     Ok(engine)
-}
-
-/// The engines of the settings, with what was left to them. Those that do not answer are asked again by the
-/// caller.
-pub(crate) fn incomplete(config: &Config) -> impl Iterator<Item = &EngineConfig> {
-    config.engines.iter().filter(|engine| engine.block_tokens == 0 || engine.dp_ranks == 0)
 }
 
 /// Token ids of a text, from an engine.

@@ -26,6 +26,7 @@ mod http;
 mod io;
 mod metrics;
 pub mod mock;
+mod place;
 mod placing;
 pub mod proxy;
 mod publisher;

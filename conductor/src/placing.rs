@@ -24,7 +24,7 @@ impl Shared {
     ///
     /// # Errors
     /// See [`Refusal`].
-    pub(crate) fn decide(
+    pub(crate) fn place_request(
         &self,
         context: ContextId,
         request: &Request<'_>,

@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use crate::config::{Config, ConfigError};
 use crate::http::{App, router};
 use crate::io::{EventThread, Prepared};
+use crate::proxy::Place;
 use crate::registry::{self, Positions, RegisterError};
 use crate::shared::Shared;
 
@@ -115,6 +116,12 @@ impl ConductorHandle {
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.http.addr()
+    }
+
+    /// What the proxy, or another program in this process, asks for places.
+    #[must_use]
+    pub fn place(&self) -> Arc<impl Place + use<>> {
+        Arc::clone(&self.app.shared)
     }
 
     /// Whether a thread has ended by itself, after which nothing is right.

@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     schedule: Mutex<Schedule>,
     pub(crate) counts: Counts,
     hot: Mutex<Hot>,
+    /// Instances that did not answer, and when requests are placed on them again.
+    suspects: Mutex<Vec<(Instant, InstanceId)>>,
 }
 
 /// Counts of requests.
@@ -177,6 +179,7 @@ impl Shared {
             schedule: Mutex::new(Schedule::new(&config)),
             counts: Counts::default(),
             hot: Mutex::default(),
+            suspects: Mutex::default(),
             config,
         }
     }
@@ -225,6 +228,23 @@ impl Shared {
         };
     }
 
+    /// Requests are placed on an instance again from then on, if it is heard.
+    pub(crate) fn look_again(&self, instance: InstanceId, at: Instant) {
+        let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        suspects.retain(|(_, suspect)| *suspect != instance);
+        suspects.push((at, instance));
+    }
+
+    fn end_suspicions(&self, now: Instant) {
+        let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended: Vec<_> = suspects.extract_if(.., |(at, _)| *at <= now).collect();
+        drop(suspects);
+        for (_, instance) in ended {
+            let heard = self.directory().is_heard(instance);
+            self.set_up(instance, heard);
+        }
+    }
+
     /// A publisher reported its load.
     pub(crate) fn report_load(&self, id: PublisherId, stat: &LoadStat) {
         let directory = self.directory();
@@ -252,6 +272,7 @@ impl Shared {
     pub(crate) fn keep_house(&self, now: Instant, budget: usize) -> Option<Instant> {
         const AGAIN_WHILE_DIRTY: Duration = Duration::from_millis(20);
         const AGAIN: Duration = Duration::from_secs(1);
+        self.end_suspicions(now);
         let swept = self.knowledge.write().tick(now, budget);
         self.schedule().scheduler.expire(now, 1_024);
         Some(now + if swept > 0 { AGAIN_WHILE_DIRTY } else { AGAIN })

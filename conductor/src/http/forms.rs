@@ -110,6 +110,7 @@ pub(crate) struct RegisterForm {
     pub(crate) topic: Option<String>,
     pub(crate) http: Option<String>,
     pub(crate) role: Option<Role>,
+    pub(crate) bootstrap_port: Option<u16>,
 }
 
 impl RegisterForm {
@@ -142,6 +143,7 @@ impl RegisterForm {
             dp_ranks: self.dp_ranks.unwrap_or(if asks && self.endpoint.is_none() { 0 } else { 1 }),
             role: self.role.unwrap_or_default(),
             http,
+            bootstrap_port: self.bootstrap_port.unwrap_or(default.bootstrap_port),
         })
     }
 

@@ -94,8 +94,10 @@ fn decide(app: &App, prompt: &Prompt, matches: &Matches, keys: &[BlockKey]) -> R
         expected_output: prompt.form.expected_output,
         slo,
     };
-    let decision =
-        app.shared.decide(prompt.context, &request, matches, keys).map_err(|refusal| refused(&refusal))?;
+    let decision = app
+        .shared
+        .place_request(prompt.context, &request, matches, keys)
+        .map_err(|refusal| refused(&refusal))?;
     Ok(decision)
 }
 

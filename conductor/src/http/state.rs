@@ -118,6 +118,8 @@ struct Service {
     /// Whether everything that it ever said is known.
     whole: bool,
     applied: u64,
+    /// The number of the next message; null when nothing was applied.
+    next_seq: Option<u64>,
     gaps: u64,
     replays: u64,
     fences: u64,
@@ -149,6 +151,7 @@ async fn all_services(app: &App) -> Result<Vec<Service>, Refused> {
             state: report.map_or("unsubscribed", |report| report.state.name()),
             whole: report.is_some_and(|report| report.is_whole),
             applied: counters.applied,
+            next_seq: report.and_then(|report| report.position).map(|position| position.next),
             gaps: counters.gaps,
             replays: counters.replays,
             fences: counters.fences.iter().sum(),

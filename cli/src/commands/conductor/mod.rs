@@ -1,5 +1,6 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod serve;
 mod sim;
 
 use crate::Outcome;
@@ -15,11 +16,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    Serve(serve::Args),
     Sim(sim::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
+        What::Serve(args) => serve::run(args),
         What::Sim(args) => sim::run(args),
     }
 }
