@@ -56,6 +56,7 @@ mod output;
 mod process;
 mod progress;
 pub mod size;
+mod svg;
 mod sys;
 pub mod trace;
 mod version;

@@ -9,7 +9,7 @@
 //! Engines compute hashes in ways that change from release to release, with seeds that they do not publish, so
 //! they are never computed here. An entry takes 16 bytes, at a load between 70 and 88 %.
 
-use crate::index::{Slot, Table, spread, unspread};
+use crate::index::{BUCKETS, Slot, Table, spread, unspread};
 use crate::{BlockKey, EngineHash};
 
 /// What became of a pair that was learnt.
@@ -153,6 +153,12 @@ impl Learned {
             }
             next = self.pairs.next_in_cluster(at).filter(|_| pair.hash == hash);
         }
+    }
+
+    /// Every pair, in an order that depends on the pairs only.
+    pub fn pairs(&self) -> impl Iterator<Item = (EngineHash, BlockKey)> + '_ {
+        let pairs = (0..BUCKETS).flat_map(|segment| self.pairs.segment(segment));
+        pairs.map(|pair| (EngineHash(unspread(pair.hash)), pair.key))
     }
 
     /// Pairs.

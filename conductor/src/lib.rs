@@ -24,6 +24,7 @@ mod discovery;
 mod hot;
 mod http;
 mod io;
+mod keeper;
 mod metrics;
 pub mod mock;
 mod place;
@@ -33,6 +34,7 @@ mod publisher;
 mod registry;
 mod service;
 mod shared;
+mod snapshot;
 mod turns;
 
 pub use config::{

@@ -51,8 +51,8 @@ impl fmt::Display for RegisterError {
 
 impl std::error::Error for RegisterError {}
 
-/// Where the publishers of a snapshot were, by tenant, instance and rank.
-pub(crate) type Positions = std::collections::HashMap<(String, String, u32), Position>;
+/// Where the publishers of a snapshot were.
+pub(crate) type Positions = std::collections::HashMap<PublisherId, Position>;
 
 /// Registers every rank of an engine and subscribes to it. Ranks that are registered already with the same
 /// values stay as they are; those whose endpoint has changed are subscribed to anew.
@@ -195,7 +195,6 @@ fn subscribe(
 ) -> Result<(), RegisterError> {
     let endpoint = Endpoint::parse(&engine.endpoint);
     let served = endpoint.is_none();
-    let name = (engine.tenant.clone(), engine.instance.clone(), engine.dp_rank);
     let subscription = endpoint.map(|endpoint| Subscription {
         id,
         name: format!("{}/{}", engine.instance, engine.dp_rank),
@@ -204,7 +203,7 @@ fn subscribe(
         replay: Endpoint::parse(&engine.replay_endpoint),
         bind: engine.bind,
         topic: engine.topic.clone(),
-        position: positions.get(&name).copied(),
+        position: positions.get(&id).copied(),
     });
     let publisher = Publisher { instance, dp_rank: engine.dp_rank, engine, served };
     shared.directory_mut().publishers.insert(id, publisher);
@@ -217,6 +216,15 @@ fn subscribe(
         None => {
             shared.set_up(instance, true);
             Ok(())
+        }
+    }
+}
+
+/// Forgets what one rank said, and reads it from the start.
+pub(crate) fn read_anew(shared: &Shared, commander: &Commander, tenant: &str, instance: &str, dp_rank: u32) {
+    if let Some((_, found)) = publishers_of(shared, tenant, instance, Some(dp_rank)) {
+        for (id, _) in found {
+            commander.send(Command::ReadAnew(id));
         }
     }
 }

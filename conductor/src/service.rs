@@ -9,15 +9,22 @@ use std::time::Duration;
 use store_master::HttpServer;
 use tracing::{info, warn};
 
-use crate::config::{Config, ConfigError};
+use conductor_core::knowledge::Knowledge;
+
+use crate::config::{Config, ConfigError, EngineConfig};
 use crate::http::{App, router};
 use crate::io::{EventThread, Prepared};
-use crate::proxy::Place;
+use crate::keeper::Keeper;
+use crate::proxy::{self, Place, ProxyServer};
 use crate::registry::{self, Positions, RegisterError};
-use crate::shared::Shared;
+use crate::shared::{Shared, knowledge_settings};
+use crate::snapshot;
 
 /// Time for requests under way to end when the Conductor stops.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// Threads of the proxy.
+const PROXY_THREADS: usize = 2;
 
 /// Why a Conductor cannot start.
 #[derive(Debug)]
@@ -52,6 +59,14 @@ pub struct Conductor {
     http: HttpServer,
     app: App,
     prepared: Prepared,
+    restored: Restored,
+}
+
+/// What a snapshot had.
+#[derive(Debug, Default)]
+struct Restored {
+    engines: Vec<EngineConfig>,
+    positions: Positions,
 }
 
 /// A running Conductor. Dropping it stops it.
@@ -59,6 +74,8 @@ pub struct Conductor {
 pub struct ConductorHandle {
     // The order of the fields is the order in which they are stopped.
     http: HttpServer,
+    proxy: Option<ProxyServer<Shared>>,
+    keeper: Keeper,
     events: EventThread,
     app: App,
 }
@@ -73,9 +90,10 @@ impl Conductor {
         let listen = config.listen;
         let http = HttpServer::bind(listen).map_err(|error| StartError::Listen(listen, error))?;
         let (commander, prepared) = EventThread::prepare().map_err(StartError::System)?;
-        let shared = Arc::new(Shared::new(config));
+        let (shared, restored) = restored(config);
+        let shared = Arc::new(shared);
         let app = App { shared: Arc::clone(&shared), commander };
-        Ok(Self { shared, http, app, prepared })
+        Ok(Self { shared, http, app, prepared, restored })
     }
 
     /// The address of the HTTP interface.
@@ -89,16 +107,33 @@ impl Conductor {
     /// # Errors
     /// See [`StartError`].
     pub fn spawn(self) -> Result<ConductorHandle, StartError> {
-        let Self { shared, mut http, app, prepared } = self;
+        let Self { shared, mut http, app, prepared, restored } = self;
         let events = EventThread::start(prepared, Arc::clone(&shared)).map_err(StartError::System)?;
-        let positions = Positions::new();
-        for engine in &shared.config.engines {
-            if engine.block_tokens == 0 || engine.dp_ranks == 0 {
-                continue;
-            }
-            registry::register(&shared, &app.commander, engine, &positions)
+        let known = |engine: &&EngineConfig| engine.block_tokens > 0 && engine.dp_ranks > 0;
+        for engine in shared.config.engines.iter().filter(known) {
+            registry::register(&shared, &app.commander, engine, &restored.positions)
                 .map_err(|error| StartError::Engine(engine.instance.clone(), error))?;
         }
+        for engine in &restored.engines {
+            // The settings go first, and what contradicts them is gone.
+            if let Err(error) = registry::register(&shared, &app.commander, engine, &restored.positions) {
+                info!(engine = engine.instance, %error, "an engine of the snapshot is not registered");
+            }
+        }
+        forget_unregistered(&shared);
+        let proxy = shared.config.proxy_listen.map(|listen| {
+            let connections = proxy::ConnectionLimits::default();
+            ProxyServer::start(
+                listen,
+                Arc::clone(&shared),
+                proxy::Limits::default(),
+                connections,
+                PROXY_THREADS,
+            )
+            .map_err(|error| StartError::Listen(listen, error))
+        });
+        let proxy = proxy.transpose()?;
+        let keeper = Keeper::start(app.clone()).map_err(StartError::System)?;
         http.serve(router(app.clone()), shared.config.http, GRACE).map_err(StartError::System)?;
         info!(addr = %http.addr(), engines = shared.config.engines.len(), "serving");
         if !http.addr().ip().is_loopback() && !shared.config.admin_secret.is_set() {
@@ -107,11 +142,53 @@ impl Conductor {
                 http.addr()
             );
         }
-        Ok(ConductorHandle { http, events, app })
+        Ok(ConductorHandle { http, proxy, keeper, events, app })
+    }
+}
+
+/// The state to begin with: that of the snapshot, if there is one.
+fn restored(config: Config) -> (Shared, Restored) {
+    let read = config.snapshot.as_ref().map(|path| (path.display().to_string(), snapshot::read(path)));
+    let (path, stored) = match read {
+        Some((path, Ok(Some(stored)))) => (path, stored),
+        Some((path, Err(error))) => {
+            warn!(path, %error, "the snapshot cannot be read: the index begins empty");
+            return (Shared::new(config), Restored::default());
+        }
+        _ => return (Shared::new(config), Restored::default()),
+    };
+    match Knowledge::restore(&stored.knowledge, knowledge_settings(&config)) {
+        Ok((knowledge, positions)) => {
+            let positions =
+                positions.into_iter().filter_map(|(id, position)| Some((id, position?))).collect();
+            info!(path, engines = stored.engines.len(), "the index goes on with a snapshot");
+            (Shared::with(config, knowledge), Restored { engines: stored.engines, positions })
+        }
+        Err(error) => {
+            warn!(path, %error, "the snapshot cannot be used: the index begins empty");
+            let engines = stored.engines;
+            (Shared::new(config), Restored { engines, ..Restored::default() })
+        }
+    }
+}
+
+/// Takes out publishers of a snapshot that are not registered any more.
+fn forget_unregistered(shared: &Shared) {
+    let directory = shared.directory();
+    let mut knowledge = shared.knowledge.write();
+    let gone: Vec<_> = knowledge.publishers().map(|(id, ..)| id).collect();
+    for id in gone.into_iter().filter(|id| !directory.publishers.contains_key(id)) {
+        knowledge.unregister(id);
     }
 }
 
 impl ConductorHandle {
+    /// The address of the proxy, if there is one.
+    #[must_use]
+    pub fn proxy_addr(&self) -> Option<SocketAddr> {
+        self.proxy.as_ref().map(ProxyServer::addr)
+    }
+
     /// The address of the HTTP interface.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
@@ -130,8 +207,11 @@ impl ConductorHandle {
         self.events.has_ended()
     }
 
-    /// Stops in order.
+    /// Stops in order: requests first, then, after a last snapshot, the subscriptions.
     pub fn stop(self) {
-        drop(self);
+        let Self { http, proxy, keeper, events, app: _ } = self;
+        drop((http, proxy));
+        drop(keeper);
+        drop(events);
     }
 }

@@ -161,17 +161,27 @@ impl Schedule {
     }
 }
 
+/// Limits of what is known.
+pub(crate) fn knowledge_settings(config: &Config) -> knowledge::Settings {
+    let limits = &config.limits;
+    knowledge::Settings {
+        seed: config.seed,
+        publishers_max: limits.publishers_max as usize,
+        contexts_max: limits.contexts_max as usize,
+        learned_max: 2 * limits.blocks_max as usize,
+        index: IndexLimits { blocks_max: limits.blocks_max as usize, ..IndexLimits::default() },
+        ..knowledge::Settings::default()
+    }
+}
+
 impl Shared {
     pub(crate) fn new(config: Config) -> Self {
-        let limits = &config.limits;
-        let knowledge = Knowledge::new(knowledge::Settings {
-            seed: config.seed,
-            publishers_max: limits.publishers_max as usize,
-            contexts_max: limits.contexts_max as usize,
-            learned_max: 2 * limits.blocks_max as usize,
-            index: IndexLimits { blocks_max: limits.blocks_max as usize, ..IndexLimits::default() },
-            ..knowledge::Settings::default()
-        });
+        let knowledge = Knowledge::new(knowledge_settings(&config));
+        Self::with(config, knowledge)
+    }
+
+    /// With what a snapshot had.
+    pub(crate) fn with(config: Config, knowledge: Knowledge) -> Self {
         Self {
             started: std::time::Instant::now(),
             knowledge: Turns::new(knowledge),

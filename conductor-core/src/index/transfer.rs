@@ -1,8 +1,8 @@
 //! Comparing two indexes of one context, and bringing one up to the other.
 //!
-//! Two Conductors that follow the same engines compare an owner's [`Digest`]. Where it differs they compare the digests
-//! per bucket of keys, then exchange the entries of the buckets that differ: [`Index::adopt`] records what is
-//! missing, [`Index::removed`] takes out what is too much.
+//! Two Conductors that follow the same engines compare an owner's [`Digest`]. Where it differs they compare
+//! the digests per bucket of keys, then exchange the entries of the buckets that differ: [`Index::adopt`]
+//! records what is missing, [`Index::removed`] takes out what is too much.
 
 use alloc::vec::Vec;
 
@@ -35,8 +35,8 @@ impl Index {
         segment_of(spread(key.0))
     }
 
-    /// The blocks that `owner` has in a bucket, with the blocks before them. `out` is emptied first. The time is
-    /// that of visiting every entry.
+    /// The blocks that `owner` has in a bucket, with the blocks before them. `out` is emptied first. The time
+    /// is that of visiting every entry.
     pub fn bucket(&self, owner: OwnerId, bucket: usize, out: &mut Vec<BucketEntry>) {
         out.clear();
         let Some(lane) = self.lanes.of(owner).filter(|_| bucket < BUCKETS) else { return };
@@ -67,8 +67,8 @@ impl Index {
         out.retain(|entry| entry.depth == 0 || entry.parent.is_some());
     }
 
-    /// Records blocks of `owner` that another index gave, in whatever order. Until every block's parent is there
-    /// the owner is holey; a later [`Index::sweep`] notices when it is not any more.
+    /// Records blocks of `owner` that another index gave, in whatever order. Until every block's parent is
+    /// there the owner is holey; a later [`Index::sweep`] notices when it is not any more.
     pub fn adopt(&mut self, owner: OwnerId, entries: &[BucketEntry]) -> Stored {
         let mut stored = Stored::default();
         let Some(lane) = self.lanes.of_or_new(owner) else {
@@ -99,6 +99,32 @@ impl Index {
         self.advance_age(stored.added);
         self.sweep.examine_soon();
         stored
+    }
+
+    /// `owner` has a block, of which nothing is said but its key. Returns whether it is recorded: it is if
+    /// any owner has it already, since only then it is known what is before it. The owner is holey until a
+    /// later [`Index::sweep`] notices that it is not.
+    pub fn joined(&mut self, owner: OwnerId, key: BlockKey) -> bool {
+        let hash = spread(key.0);
+        let Some(at) = self.table.find(hash).filter(|at| self.is_held(self.table.get(*at).set)) else {
+            self.counters.orphans += 1;
+            return false;
+        };
+        let depth = self.table.get(at).depth();
+        let Some(lane) = self.lanes.of_or_new(owner) else {
+            self.counters.refused_owners += 1;
+            return false;
+        };
+        let Ok((_, added)) = self.store(lane, None, hash, depth) else {
+            self.counters.refused_holders += 1;
+            return false;
+        };
+        self.counters.added += u64::from(added);
+        if added && depth > 0 {
+            self.puncture(lane);
+            self.sweep.examine_soon();
+        }
+        true
     }
 
     fn adopt_one(&mut self, lane: u32, entry: &BucketEntry) -> Result<bool, Refusal> {

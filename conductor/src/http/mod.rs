@@ -14,7 +14,7 @@ pub(crate) mod numbers;
 mod query;
 mod register;
 mod schedule;
-mod state;
+pub(crate) mod state;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -59,6 +59,10 @@ pub(crate) enum Command {
     Remove(PublisherId, oneshot::Sender<()>),
     /// The state of all publishers.
     Report(oneshot::Sender<Vec<Report>>),
+    /// The index, with the positions of all streams.
+    Snapshot(oneshot::Sender<Vec<u8>>),
+    /// Forget what a publisher said, and ask it for everything.
+    ReadAnew(PublisherId),
     /// The address of a publisher's events or replay endpoint was looked up.
     Resolved(PublisherId, Part, Option<SocketAddr>),
 }
@@ -416,6 +420,24 @@ impl Service {
                         is_whole: publisher.stream.is_whole(),
                     });
                     let _ = to.send(reports.collect());
+                }
+                Command::Snapshot(to) => {
+                    let mut bytes = Vec::new();
+                    let position = |id| {
+                        let mut publishers = self.publishers.iter().flatten();
+                        publishers.find(|it| it.what.id == id).and_then(|it| it.stream.position())
+                    };
+                    self.shared.knowledge.read().snapshot(position, &mut bytes);
+                    let _ = to.send(bytes);
+                }
+                Command::ReadAnew(id) => {
+                    if let Some(slot) = self.slot(id) {
+                        if let Some(publisher) = &mut self.publishers[slot] {
+                            publisher.with_stream(&self.shared, |stream, sink| stream.died(now, sink));
+                        }
+                        self.lost_events(slot, now);
+                        self.due_at = now;
+                    }
                 }
                 Command::Resolved(id, part, found) => self.resolved(id, part, found, now),
             }

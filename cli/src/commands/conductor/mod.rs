@@ -1,7 +1,9 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod plot;
 mod serve;
 mod sim;
+mod what_if;
 
 use crate::Outcome;
 use crate::exit::EXIT_CODES;
