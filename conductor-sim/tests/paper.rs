@@ -1,5 +1,6 @@
-//! The figures of the FAST'25 paper, within their bands, from the published traces. `SNOWSKIN_TRACES` names the
-//! directory of `conversation_trace.jsonl` and `synthetic_trace.jsonl`; without it these tests are ignored.
+//! The figures of the FAST'25 paper, within their bands, from the published traces. `SNOWSKIN_TRACES` names
+//! the directory of `conversation_trace.jsonl` and `synthetic_trace.jsonl`; without it these tests are
+//! ignored.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -7,8 +7,8 @@ use conductor_sim::{
     Trace, TraceError, run, run_coupled,
 };
 
-/// Conversations of several turns: each turn's prompt begins with the one before it. They take turns in an order
-/// that has nothing to do with the number of nodes.
+/// Conversations of several turns: each turn's prompt begins with the one before it. They take turns in an
+/// order that has nothing to do with the number of nodes.
 fn conversations(count: u64, turns: u64) -> Trace {
     let mut trace = Trace::default();
     for nth in 0..count * turns {
