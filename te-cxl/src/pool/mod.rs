@@ -11,6 +11,7 @@ mod lock;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
@@ -24,7 +25,7 @@ use self::format::{OwnerRecord, PeerRecord, Superblock, Use};
 use crate::Coherence;
 use crate::export::Export;
 use crate::ledger::{Guest, fetch_line, peer, take, write_line, write_page};
-use crate::lines::{LINE, drop_stale};
+use crate::lines::{LINE, Local, drop_stale, get, put, put_parts};
 use crate::owner::Owned;
 use crate::sys::{Access, Map, NativeLines, Opened, can_flush};
 
@@ -108,6 +109,8 @@ pub struct Pool {
     coherence: Coherence,
     writable: bool,
     owned: Mutex<Owned>,
+    /// Bytes that were refreshed.
+    refreshed: AtomicU64,
     /// The page that the master has given to this process, for the transport that has none.
     seat: Mutex<Option<(Seat, Option<Found>)>>,
 }
@@ -235,6 +238,7 @@ impl Pool {
             coherence,
             writable,
             owned: Mutex::default(),
+            refreshed: AtomicU64::new(0),
             seat: Mutex::default(),
         }))
     }
@@ -476,6 +480,61 @@ impl Pool {
         self.map.bad().all()
     }
 
+    /// Copies bytes out of a span of extents, as they are in memory: what other hosts have written before this
+    /// call is seen.
+    ///
+    /// # Errors
+    /// `Outside`: the bytes do not lie in the span, or the span in the pool. `Memory`.
+    pub fn read(&self, span: MemSpan, offset: u64, out: &mut [u8]) -> Result<(), PoolError> {
+        let at = self.place_of(span, offset, out.len())?;
+        Ok(get(&mut self.lines(), self.coherence, at, Local::of(out))?)
+    }
+
+    /// Copies bytes into a span of extents, so that every host sees them after this call. Lines of which they
+    /// are a part have no other writer meanwhile.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read): some bytes may have been written.
+    pub fn write(&self, span: MemSpan, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
+        let mut at = self.place_of(span, offset, bytes.len())?;
+        let mut piece = [0; 4096];
+        for part in bytes.chunks(piece.len()) {
+            let copy = &mut piece[..part.len()];
+            copy.copy_from_slice(part);
+            match self.coherence {
+                Coherence::Flush => put_parts(&mut self.lines(), at, Local::of(copy))?,
+                Coherence::Hardware => put(&mut self.lines(), self.coherence, at, Local::of(copy))?,
+            }
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Where `len` bytes at `offset` of a span lie in the pool.
+    fn place_of(&self, span: MemSpan, offset: u64, len: usize) -> Result<u64, PoolError> {
+        let part = span.part(offset, len as u64).map_err(|_| PoolError::Outside)?;
+        self.map.find(part).ok_or(PoolError::Outside)
+    }
+
+    /// Bytes whose lines were dropped from the cache by [`refresh`](Self::refresh) and
+    /// [`write_back`](Self::write_back), since the pool was opened.
+    #[must_use]
+    pub fn refreshed_bytes(&self) -> u64 {
+        self.refreshed.load(Ordering::Relaxed)
+    }
+
+    /// Whether a span lies in the pool, and this process is the one that has mapped it.
+    #[must_use]
+    pub fn has(&self, span: MemSpan) -> bool {
+        !self.is_forked() && self.map.find(span).is_some()
+    }
+
+    /// Whether this process is a fork of the one that has mapped the pool, which it does not have.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.map.is_forked()
+    }
+
     /// Makes bytes visible to the other hosts that this host has written into the pool by itself, with the
     /// CPU or with a device: before it announces them.
     ///
@@ -497,9 +556,11 @@ impl Pool {
     fn drop_cached(&self, span: MemSpan) -> Result<(), PoolError> {
         let at = self.map.find(span).ok_or(PoolError::Outside)?;
         match self.coherence {
-            Coherence::Flush => Ok(drop_stale(&mut self.lines(), at, span.len() as u64)?),
-            Coherence::Hardware => Ok(()),
+            Coherence::Flush => drop_stale(&mut self.lines(), at, span.len() as u64)?,
+            Coherence::Hardware => return Ok(()),
         }
+        self.refreshed.fetch_add(span.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) const fn lines(&self) -> NativeLines<'_> {

@@ -340,12 +340,12 @@ impl Engine {
     }
 
     /// Registers extents of a pool of this engine that this process has claimed: their memory becomes part of
-    /// this engine's segment. Their bytes can be read and written by this process only where the hardware
-    /// keeps the caches of the hosts coherent.
+    /// this engine's segment. In the mode `flush` only the fabric of pools serves it, and this process reads
+    /// and writes it with [`SharedRegion::read`] and [`SharedRegion::write`] alone.
     ///
     /// # Errors
-    /// As [`register`](Self::register). `Unsupported` in the mode `flush`, for a pool that is mapped to be
-    /// read, and for a pool or extents that this engine does not have.
+    /// As [`register`](Self::register). `Unsupported` for a pool that is mapped to be read, and for a pool or
+    /// extents that this engine does not have.
     #[cfg(feature = "cxl")]
     pub fn register_claimed(
         &mut self,
@@ -354,7 +354,7 @@ impl Engine {
         access: Access,
     ) -> Result<SharedRegion, RegisterError> {
         let known = self.pools.all().iter().any(|known| Arc::ptr_eq(known, pool));
-        if !known || pool.view(span).is_none() {
+        if !known || !pool.is_writable() || !pool.has(span) {
             return Err(RegisterError::Rails(ErrorKind::Unsupported.into()));
         }
         let id = self.reserve_region()?;
