@@ -207,7 +207,7 @@ impl CxlTransport {
         let local = self.regions.check_local(slice)?;
         let own = u64::from(self.config.coherence.granule_bytes());
         if let Some((_, base)) = &local.ext.place
-            && !(base + slice.local.offset | u64::from(slice.len)).is_multiple_of(own)
+            && !((base + slice.local.offset) | u64::from(slice.len)).is_multiple_of(own)
         {
             // The rest of the line may be another process's.
             return Err(ErrorKind::InvalidArgument.into());

@@ -360,7 +360,7 @@ fn interleave<A, B>(rng: &mut Rng, model: &mut ColdCache, a: &mut Process<'_, A>
 /// An owner takes a region back while a peer begins to write it.
 fn revoke_and_write(run: Schedule) -> Wrong {
     taken_from_a_peer(run, ErrorKind::Stale, |host, _, number| {
-        revoke(host, Flush, &BLOCK, (0, 0), number).unwrap()
+        revoke(host, Flush, &BLOCK, (0, 0), number, &|_| false).unwrap()
     })
 }
 
@@ -370,10 +370,10 @@ fn claim_and_write(run: Schedule) -> Wrong {
         let next = OwnerRecord { incarnation: 6, epoch: 2, key_hash: [4; 16], ..OWNER };
         let fresh: &[OwnerRecord] = if attempt == 0 { &[next] } else { &[] };
         if host.mutant == Mutant::LookFirst {
-            let user = take(host, Flush, &BLOCK, &[], (0, 1)).unwrap();
-            return take(host, Flush, &BLOCK, fresh, (9, 0)).unwrap().or(user).is_none();
+            let user = take(host, Flush, &BLOCK, &[], (0, 1), &|_| false).unwrap();
+            return take(host, Flush, &BLOCK, fresh, (9, 0), &|_| false).unwrap().or(user).is_none();
         }
-        take(host, Flush, &BLOCK, fresh, (0, 1)).unwrap().is_none()
+        take(host, Flush, &BLOCK, fresh, (0, 1), &|_| false).unwrap().is_none()
     })
 }
 

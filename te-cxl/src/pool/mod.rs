@@ -9,6 +9,7 @@ mod error;
 pub mod format;
 mod lock;
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -109,6 +110,10 @@ pub struct Pool {
     coherence: Coherence,
     writable: bool,
     owned: Mutex<Owned>,
+    /// The lock domain of this process; 0: unknown.
+    domain: u64,
+    /// The pages that this mapping has locked.
+    locked: Mutex<BTreeSet<u32>>,
     /// Bytes that were refreshed.
     refreshed: AtomicU64,
     /// The page that the master has given to this process, for the transport that has none.
@@ -231,9 +236,13 @@ impl Pool {
         if !writable {
             map.protect_from(block.front_bytes())?;
         }
+        let file = lock::kept(opened)?;
         Ok(Arc::new(Self {
             map,
-            file: lock::kept(opened)?,
+            // Without one, nothing is proved by locks.
+            domain: lock::domain(&file).unwrap_or(0),
+            locked: Mutex::default(),
+            file,
             block,
             coherence,
             writable,
@@ -340,7 +349,9 @@ impl Pool {
             }
         }
         let extents = (claim.first, claim.count);
-        if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents)? {
+        if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents, &|slot| {
+            self.has_ended(slot)
+        })? {
             return Err(PoolError::InUse { peer });
         }
         self.confirm(&claim)?;
@@ -585,6 +596,16 @@ impl Pool {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the process has ended that has written a peer's page: it held the kernel's lock on the page where
+    /// this process sees it, and no process holds that lock.
+    pub(crate) fn has_ended(&self, slot: u32) -> bool {
+        let held_here = |record: PeerRecord| record.domain != 0 && record.domain == self.domain;
+        let record = peer(&mut self.lines(), &self.block, slot).ok().flatten();
+        record.is_some_and(held_here)
+            && !self.has_locked(slot)
+            && matches!(self.is_locked(Part::Page(slot)), Ok(false))
+    }
+
     /// Takes a peer's page, and states that it uses nothing. `before`: what was found in it when the master
     /// was asked, if that is known.
     pub(crate) fn sit(&self, seat: Seat, before: Option<Found>, identity: u64) -> Result<Guest, PoolError> {
@@ -628,7 +649,8 @@ impl Pool {
     /// Writes the record of a peer.
     fn tell(&self, guest: Guest, epoch: u64, present: bool, beat: u64) -> Result<(), PoolError> {
         let Guest { slot, identity } = guest;
-        let record = PeerRecord { uuid: self.block.uuid, slot, present, identity, epoch, beat };
+        let domain = if self.has_locked(slot) { self.domain } else { 0 };
+        let record = PeerRecord { uuid: self.block.uuid, slot, present, identity, epoch, beat, domain };
         Ok(write_line(&mut self.lines(), self.coherence, self.block.peer_at(slot), record.write())?)
     }
 }
