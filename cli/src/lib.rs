@@ -51,6 +51,7 @@ mod global;
 pub mod histogram;
 mod http;
 mod mooncake;
+mod nvme;
 mod output;
 mod process;
 mod progress;

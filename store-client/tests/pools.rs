@@ -578,6 +578,45 @@ fn objects_of_a_pool_without_coherent_caches_go_to_the_disk_of_their_node_and_co
 }
 
 #[test]
+fn a_master_that_has_lost_its_state_gives_the_page_of_a_killed_client_away_without_an_operator() {
+    let options = FormatOptions { peers: 1, ..FormatOptions::default() };
+    let pool = PoolFile::with("lost-state", options);
+    let former = master();
+    let addr = former.rpc_addr();
+    let mut node = start_node("a", &addr, &pool, 0);
+    let mut holder = Process::start("entry", &["client", &addr.to_string(), pool.0.to_str().unwrap()]);
+    assert_eq!(holder.said(), "cxl");
+    node.kill();
+    drop(former);
+    // Another master, which knows nothing. The client lives: its page stays with it.
+    let next = master();
+    let _node = Node::start(node_config("a", next.rpc_addr().into(), &pool.0, 0)).unwrap();
+    let mut client = Client::connect(client_config(next.rpc_addr().into(), &pool.0)).unwrap();
+    assert!(!client.put(b"k", &pattern(1, 10_000), &ONE).unwrap_or(false), "there is no page");
+    holder.kill();
+    eventually("its page is given away", || client.put(b"k", &pattern(1, 10_000), &ONE).unwrap_or(false));
+    assert_eq!(client.get(b"k").unwrap(), Some(pattern(1, 10_000)));
+    assert_eq!(rails(&client), ["cxl"]);
+}
+
+#[test]
+fn a_tenant_has_no_more_pages_of_a_pool_than_it_may_and_gets_others_when_its_clients_have_left() {
+    let config = MasterConfig { tenant_pool_pages_max: 1, ..MasterConfig::default() };
+    let (master, pool) = (master_with(config), PoolFile::new("limited"));
+    let addr = master.rpc_addr();
+    let _node = Node::start(node_config("a", addr.into(), &pool.0, 0)).unwrap();
+    let connect = || Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    let (mut first, mut second) = (connect(), connect());
+    assert!(first.put(b"k", &pattern(1, 10_000), &ONE).unwrap());
+    assert!(!matches!(second.get(b"k"), Ok(Some(_))));
+    assert_eq!(first.get(b"k").unwrap(), Some(pattern(1, 10_000)));
+    assert_eq!(pages(&addr).len(), 1);
+    drop(first);
+    eventually("the page is free", || matches!(second.get(b"k"), Ok(Some(_))));
+    assert_eq!(rails(&second), ["cxl"]);
+}
+
+#[test]
 fn settings_of_a_pool_that_cannot_be_used_are_refused_with_what_to_do() {
     let (master, pool) = (master(), PoolFile::new("settings"));
     let good = node_config("a", master.rpc_addr().into(), &pool.0, 0);
