@@ -7,6 +7,7 @@
 //!                      ├─ put get rm ls stat          one request against a master
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
+//!                      ├─ conductor                   sim: the paper's figures in a simulated cluster
 //!                      ├─ disk                        format, inspect, verify, bench of a disk
 //!                      ├─ cxl                         format, inspect of a CXL pool
 //!                      ├─ topology                    sysfs ──▶ picture, JSON, dot

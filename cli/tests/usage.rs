@@ -22,6 +22,7 @@ fn help_of_every_command_has_usage_examples_and_exit_codes() {
         &["admin", "evict"],
         &["admin", "tenants"],
         &["replay"],
+        &["conductor", "sim"],
         &["bench", "transfer"],
         &["bench", "store"],
         &["bench", "master"],

@@ -9,11 +9,63 @@
 //!                                                                                       ▼
 //!   reports of engines ──▶ cost (fitted online) ──▶ scheduler: placement, admission, decode, NICs, replicas
 //! ```
+//!
+//! What an engine publishes of a prompt is found again by the prompt's tokens:
+//!
+//! ```
+//! use conductor_core::events::encode::{Layout, encode};
+//! use conductor_core::events::{Batch, Decoder, Dialect, Event, Extra, Source, Stored};
+//! use conductor_core::hash::{Root, keys};
+//! use conductor_core::{EngineHash, Tier};
+//!
+//! // An engine stores two blocks of 16 tokens.
+//! let tokens: Vec<u32> = (0..32).collect();
+//! let stored = Stored {
+//!     hashes: &[EngineHash(7), EngineHash(8)],
+//!     parent: None,
+//!     tokens: &tokens,
+//!     block_tokens: 16,
+//!     lora: None,
+//!     salt: None,
+//!     extra: Extra::default(),
+//!     tier: Tier::Gpu,
+//!     group: None,
+//!     source: Source::default(),
+//! };
+//! let mut payload = Vec::new();
+//! encode(Layout::VllmMaps, 1.5, Some(0), &[Event::Stored(stored)], &mut payload);
+//!
+//! // The Conductor reads the event and computes the keys of its blocks.
+//! let mut batch = Batch::new();
+//! let decoded = Decoder::new(Dialect::Vllm).decode(&payload, &mut batch)?;
+//! assert_eq!(decoded.events, 1);
+//! let Some(Event::Stored(stored)) = batch.events().next() else { panic!("no stored event") };
+//! let root = Root::of(0, stored.lora, stored.salt);
+//! let mut published = Vec::new();
+//! keys(stored.tokens, stored.block_tokens, &root, &mut published);
+//!
+//! // A request with the same beginning has the same keys, as far as its blocks are full.
+//! let mut wanted = Vec::new();
+//! keys(&(0..40).collect::<Vec<u32>>(), 16, &Root::new(0), &mut wanted);
+//! assert_eq!(wanted, published);
+//! # Ok::<(), conductor_core::events::BatchError>(())
+//! ```
 #![cfg_attr(not(feature = "std"), no_std)]
 #![deny(unsafe_code)]
 
 extern crate alloc;
 
+pub mod cost;
+pub mod events;
+pub mod hash;
 mod ids;
+pub mod index;
+pub mod knowledge;
+pub mod learned;
+pub mod scheduler;
+pub mod stream;
+pub mod zmtp;
 
-pub use ids::{BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier};
+pub use ids::{
+    BlockKey, Context, ContextId, EngineHash, InstanceId, InstanceMatch, Owner, OwnerId, OwnerMatch, Tier,
+};

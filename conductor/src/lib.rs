@@ -1,1 +1,28 @@
 //! The Conductor as a server: subscriptions to engines, HTTP, an OpenAI proxy, metrics.
+//!
+//! Every decision is made in [`conductor_core`]; sockets, clocks and threads are here.
+//!
+//! ```text
+//!   engines, stores              one thread                                      one thread
+//!   ───────────────      ┌───────────────────────────┐                   ┌──────────────────────────┐
+//!    PUB    ── events ──▶│ poll ▶ zmtp ▶ stream ▶    │   short writes    │ /query /query_by_hash    │◀── routers
+//!    ROUTER ◀─ replays ─▶│        decode ▶ apply ────┼──▶ knowledge ◀────┤ /schedule /register      │◀── engines
+//!                        └───────────────────────────┘      reads        │ /metrics, status page    │◀── people
+//!                          every 60 s: snapshot file                     └──────────────────────────┘
+//! ```
+//!
+//! ```
+//! let config = conductor::Config { listen: "127.0.0.1:0".parse()?, ..Default::default() };
+//! config.validate()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod config;
+pub mod mock;
+pub mod proxy;
+
+pub use config::{
+    BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,
+    NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
+};

@@ -17,6 +17,7 @@
 //! reported that it is quiet, or was cut off by the node that owns the memory) and no lease on them is valid.
 
 mod admin;
+mod changed;
 mod disks;
 mod drain;
 mod evict;

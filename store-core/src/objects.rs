@@ -11,7 +11,7 @@
 //!
 //! The rules on what may be done to an object and when are in `retention.rs`.
 
-mod changes;
+pub(crate) mod changes;
 mod groups;
 mod leases;
 mod leaving;
@@ -557,8 +557,9 @@ impl Objects {
     /// What a get of the object returns is about to change, or has.
     fn note_change(&mut self, index: u32) {
         if self.changes.are_noted() {
-            let hash = self.hash(self.entries[index].full_key());
-            self.changes.note(hash);
+            let key = self.entries[index].full_key();
+            let hash = self.hash(key);
+            self.changes.note(hash, key);
         }
     }
 
@@ -566,7 +567,7 @@ impl Objects {
     pub(crate) fn note_key(&mut self, key: FullKey<'_>) {
         if self.changes.are_noted() {
             let hash = self.hash(key);
-            self.changes.note(hash);
+            self.changes.note(hash, key);
         }
     }
 

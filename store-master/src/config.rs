@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::error::ConfigError;
+use crate::kv_events::KvEventsConfig;
 
 /// Settings of a master. The default serves loopback only.
 ///
@@ -85,6 +86,8 @@ pub struct Config {
     pub mooncake_metadata_listen: Option<SocketAddr>,
     /// Several masters, of which one leads and the others have its state.
     pub ha: HaConfig,
+    /// Which objects are where, published for routers and schedulers.
+    pub kv_events: KvEventsConfig,
     /// Limits of `/metadata`, on either port.
     pub metadata: MetadataLimits,
     /// Limits on clients of the HTTP server.
@@ -189,6 +192,8 @@ impl Config {
             ("journal_snapshot_s", self.journal_snapshot_s),
             ("buffered_mib_max", self.buffered_mib_max),
             ("http.connections_max", self.http.connections_max),
+            ("kv_events.buffer_mib", self.kv_events.buffer_mib),
+            ("kv_events.followers_max", self.kv_events.followers_max),
             ("http.head_ms_max", self.http.head_ms_max),
             ("http.stall_ms_max", self.http.stall_ms_max),
         ];
@@ -216,6 +221,7 @@ impl Config {
             });
         }
         self.ha.check()?;
+        self.kv_events.check()?;
         if self.ha.is_on() && self.journal.is_some() {
             return Err(ConfigError {
                 field: "journal",
@@ -242,6 +248,7 @@ impl Default for Config {
             http_listen: Some(SocketAddr::new(loopback, 9003)),
             metadata_server: true,
             mooncake_metadata_listen: None,
+            kv_events: KvEventsConfig::default(),
             metadata: MetadataLimits::default(),
             http: HttpLimits::default(),
             http_hosts: Vec::new(),

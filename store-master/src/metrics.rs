@@ -1,6 +1,7 @@
 //! The master's metrics: counted by the serving thread, copied on request, rendered on another thread.
 
 mod disks;
+mod kv_events;
 pub(crate) mod pools;
 pub(crate) mod segments;
 
@@ -24,6 +25,7 @@ use crate::answering::Refusals;
 use crate::connections::Totals;
 use crate::ha::{self, HaStats};
 use crate::journal::JournalStats;
+use crate::kv_events::KvEventsStats;
 
 /// Requests by operation and result. The index of a result is 0 for success, else one more than that of the
 /// error in [`ErrorCode::ALL`].
@@ -67,6 +69,7 @@ pub(crate) struct Snapshot {
     pub(crate) started_s: f64,
     pub(crate) metadata_bytes_max: u64,
     pub(crate) journal: Option<JournalStats>,
+    pub(crate) kv_events: Option<KvEventsStats>,
     /// Answers that wait for the journal.
     pub(crate) answers_held: u64,
 }
@@ -212,6 +215,7 @@ impl Snapshot {
         self.register_held(&mut registry);
         self.register_refusals(&mut registry);
         self.register_journal(&mut registry);
+        kv_events::register(&mut registry, self.kv_events.as_ref());
         if let Some(ha) = &self.ha {
             ha::metrics::register(&mut registry, ha, self.answers_held);
         }

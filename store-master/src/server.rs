@@ -28,6 +28,7 @@ use crate::http::{Http, Question};
 use crate::http_server::HttpServer;
 use crate::journal::Opened;
 use crate::keeper::Keeper;
+use crate::kv_events::{Feed, Publisher};
 use crate::liveness::Liveness;
 use crate::metadata;
 use crate::mooncake::metadata::{SameRpcMeta, mooncake_metadata as mooncake_metadata_routes};
@@ -47,6 +48,7 @@ pub struct MasterServer {
     rpc_addr: SocketAddr,
     http: Option<Http>,
     mooncake_metadata: Option<HttpServer>,
+    kv_events: Option<(Publisher, Feed)>,
     questions: Option<Receiver<Question>>,
     liveness: Arc<Liveness>,
     stopper: Stopper,
@@ -157,6 +159,14 @@ impl MasterServer {
             }
             None => None,
         };
+        let kv_events = Publisher::start(&config.kv_events, Arc::clone(&waker)).map_err(|source| {
+            let field = if source.kind() == io::ErrorKind::AddrInUse {
+                "kv_events.listen or .replay_listen"
+            } else {
+                "kv_events.listen"
+            };
+            listen_error(field, &format_args!("{:?}", config.kv_events.listen))(source)
+        })?;
         Ok(Self {
             config,
             store,
@@ -167,6 +177,7 @@ impl MasterServer {
             rpc_addr,
             http,
             mooncake_metadata,
+            kv_events,
             questions,
             liveness,
             stopper,
@@ -190,6 +201,12 @@ impl MasterServer {
     #[must_use]
     pub fn mooncake_metadata_addr(&self) -> Option<SocketAddr> {
         self.mooncake_metadata.as_ref().map(HttpServer::addr)
+    }
+
+    /// Where followers subscribe to KV events, and where they ask for those that they missed, if there are any.
+    #[must_use]
+    pub fn kv_events_addrs(&self) -> Option<(SocketAddr, SocketAddr)> {
+        self.kv_events.as_ref().map(|(publisher, _)| (publisher.addr(), publisher.replay_addr()))
     }
 
     /// A handle that stops this master.
@@ -227,7 +244,9 @@ impl MasterServer {
         let (keeper, at) = self.store.start(&self.config, self.waker)?;
         let mut answering = Answering::new(keeper, at, self.config.slow_request_ms);
         answering.set_wall();
+        let (publisher, feed) = self.kv_events.unzip();
         let mut service = Service {
+            feed,
             answering,
             connections: Connections::new(&self.config),
             config: self.config,
@@ -247,7 +266,7 @@ impl MasterServer {
             confirmed: None,
         };
         let result = service.run();
-        drop((http, mooncake_metadata));
+        drop((http, mooncake_metadata, publisher));
         result
     }
 

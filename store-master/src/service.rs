@@ -30,6 +30,7 @@ use crate::ha::Ha;
 use crate::http::{Inspected, Question};
 use crate::journal::Journal;
 use crate::keeper::Keeper;
+use crate::kv_events::Feed;
 use crate::liveness::{Liveness, PUBLISH_EVERY};
 use crate::metrics::{self, Snapshot};
 use crate::places::Source;
@@ -63,6 +64,8 @@ const LEAVE_STEP: Duration = Duration::from_millis(10);
 pub(crate) struct Service {
     pub(crate) config: Config,
     pub(crate) answering: Answering,
+    /// Tells followers which objects are where.
+    pub(crate) feed: Option<Feed>,
     pub(crate) connections: Connections,
     pub(crate) poll: Poll,
     pub(crate) tcp: Option<TcpListener>,
@@ -108,8 +111,14 @@ impl Service {
         let spin = Duration::from_micros(self.config.spin_us.into());
         let mut now = self.answering.clock();
         let (mut spin_until, mut crowded_until) = (now, now);
+        let mut tells = false;
+        if let (Some(feed), Keeper::Memory(master) | Keeper::Journal(master, _)) =
+            (&mut self.feed, &mut self.answering.keeper)
+        {
+            feed.begin(master);
+        }
         while !self.stop.load(Ordering::Acquire) {
-            let waits = self.connections.is_idle() && !self.asked;
+            let waits = self.connections.is_idle() && !self.asked && !tells;
             let spins = waits && now < spin_until;
             let timeout = if !waits {
                 Some(Duration::ZERO)
@@ -138,6 +147,7 @@ impl Service {
             busy |= self.confirm()?;
             self.snapshot_if_due(now);
             self.answering.log_events();
+            tells = self.feed.as_mut().is_some_and(|feed| feed.turn(self.answering.keeper.master_mut()));
             if busy {
                 now = self.answering.time.last();
                 spin_until = if now < crowded_until { now } else { now + spin };
@@ -187,12 +197,18 @@ impl Service {
         let Keeper::Masters(ha) = &mut self.answering.keeper else { return false };
         let turned = ha.turn(now, self.poll.registry(), self.connections.sessions());
         if turned.deposed {
+            if let Some(feed) = &mut self.feed {
+                feed.end();
+            }
             // Before anything else: an answer of this reign would be one too many.
             self.connections.close_all(&mut self.answering);
             self.late.clear();
             self.unpublished.get_or_insert(self.answering.time.last());
         }
         if let Some(reign) = turned.leads {
+            if let Some(feed) = &mut self.feed {
+                feed.begin(self.answering.keeper.master_mut());
+            }
             self.liveness.set_epoch(u32::try_from(reign.lineage).unwrap_or(u32::MAX));
             self.answering.set_wall();
             self.unpublished.get_or_insert(self.answering.time.last());
@@ -548,6 +564,7 @@ impl Service {
             totals: self.connections.totals(),
             refusals: self.answering.refusals,
             journal: keeper.journal().map(Journal::stats),
+            kv_events: self.feed.as_ref().map(Feed::stats),
             ha: keeper.ha().map(Ha::stats),
             answers_held: self.connections.held() as u64 + self.late.len() as u64,
             names_held_total: self.answering.events.names_held_total,

@@ -17,7 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use common::followers::{Follower, Socket};
 use common::{Answer, hello, read_answer, with};
+use conductor_core::zmtp::Kind;
 use store_core::message::{
     Beat, Commit, Get, Greeting, Heartbeat, Hello, LeaseWanted, Mount, MountSegment, NewObject, NodeStatus,
     NotLeader, Operation, PutEnd, PutOptions, PutRequest, PutStart, Removal, Remove, Welcome,
@@ -494,6 +496,44 @@ fn a_leader_hands_over_under_load() {
     }
     load.check(&masters);
     show("no put ends after a switchover began", outages);
+}
+
+#[test]
+fn followers_of_kv_events_follow_a_new_leader() {
+    let arbiter = Arbiter::start();
+    let mut masters: Vec<Master> = (0..2)
+        .map(|_| {
+            Master::start(&with(config(&arbiter), |config| {
+                config.kv_events.listen = Some(free_port());
+                config.kv_events.replay_listen = Some(free_port());
+            }))
+        })
+        .collect();
+    let leader = leader_of(&masters);
+    eventually("the other master has it all", || masters[leader].in_sync() == 2);
+    let mut client = Client::new(&masters);
+    client.mount();
+    // Keys that are numbers are hashes of blocks.
+    (1..=10).for_each(|key: u32| client.put(key.to_string().as_bytes()));
+    let told = |master: &Master| {
+        let replays = master.config.kv_events.replay_listen.unwrap();
+        let mut follower = Follower::default();
+        Socket::connect(replays, Kind::Dealer).replay(0).iter().for_each(|message| follower.take(message));
+        follower
+    };
+    let before = told(&masters[leader]);
+    assert_eq!((before.found.len(), before.cleared), (10, 1));
+    // Of the master that follows nothing is found.
+    let other = 1 - leader;
+    assert_eq!((told(&masters[other]).found.len(), told(&masters[other]).cleared), (0, 1));
+    let listen = masters[other].config.kv_events.listen.unwrap();
+    let (mut live, mut socket) = (Follower::default(), Socket::connect(listen, Kind::Sub));
+    masters[leader].kill();
+    while live.found.len() < 10 {
+        live.take(&socket.receive());
+    }
+    assert_eq!((&live.found, live.cleared), (&before.found, 1));
+    assert!(live.next > before.next, "the numbers of the later epoch are higher");
 }
 
 #[test]

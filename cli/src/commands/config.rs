@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args, config: Option<&Path>) -> Outcome {
         What::Show { prefix, changed, json } => show(&load(config, &[])?, prefix, *changed, *json)?,
         What::Check { file } => {
             let file = file.as_deref().or(config);
-            let loaded = load(file, &["log", "cluster", "master", "node", "client"])?;
+            let loaded = load(file, &["log", "cluster", "master", "node", "client", "conductor"])?;
             let given = keys::all().iter().filter(|key| loaded.is_given(&key.path)).count();
             let name = file.map_or_else(|| "no file".to_owned(), |file| file.display().to_string());
             let mut text =

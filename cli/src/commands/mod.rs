@@ -4,6 +4,7 @@ pub(crate) mod admin;
 pub(crate) mod bench;
 pub(crate) mod cluster;
 pub(crate) mod completions;
+pub(crate) mod conductor;
 pub(crate) mod config;
 #[cfg(feature = "cxl")]
 pub(crate) mod cxl;
@@ -60,6 +61,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Admin(args) => admin::run(args),
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
+        Command::Conductor(args) => conductor::run(args),
         #[cfg(feature = "cxl")]
         Command::Cxl(args) => cxl::run(args),
         Command::Disk(args) => disk::run(args, global),

@@ -13,9 +13,16 @@ use crate::size::ByteSize;
 
 /// The sources of the structs: a crate's name as it is written in types, and the file. A struct that is
 /// nested in one of these and lives in another file needs a line here; a test fails when it is missing.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
     ("cli", include_str!("mod.rs")),
-    ("store_master", include_str!("../../../store-master/src/config.rs")),
+    ("conductor", include_str!("../../../conductor/src/config.rs")),
+    (
+        "store_master",
+        concat!(
+            include_str!("../../../store-master/src/config.rs"),
+            include_str!("../../../store-master/src/kv_events/mod.rs")
+        ),
+    ),
     (
         "store_core",
         concat!(
@@ -45,7 +52,7 @@ const SOURCES: [(&str, &str); 12] = [
 ];
 
 /// Short flags for settings with long names. `-h` lists these; `--help` lists all.
-const FLAGS: [(&str, &str); 40] = [
+const FLAGS: [(&str, &str); 46] = [
     ("cluster.master", "master"),
     ("cluster.tenant", "tenant"),
     ("cluster.tenant_secret", "tenant-secret"),
@@ -86,6 +93,12 @@ const FLAGS: [(&str, &str); 40] = [
     ("node.disks", "disk"),
     ("node.shared", "shared"),
     ("client.engine.fabrics", "fabric"),
+    ("conductor.listen", "listen"),
+    ("conductor.snapshot", "snapshot"),
+    ("conductor.peer", "peer"),
+    ("conductor.schedule.policy", "policy"),
+    ("conductor.schedule.ttft_slo_ms", "ttft-slo-ms"),
+    ("conductor.schedule.tbt_slo_ms", "tbt-slo-ms"),
 ];
 
 /// Additional variables, older or shorter than the name that follows from the path.
@@ -206,7 +219,7 @@ pub(crate) fn nearest(path: &str) -> Option<&'static str> {
 
 /// Whether a variable has a name like a setting of this program.
 pub(crate) fn looks_like_setting(variable: &str) -> bool {
-    let sections = ["LOG_", "CLUSTER_", "MASTER_", "NODE_", "CLIENT_"];
+    let sections = ["LOG_", "CLUSTER_", "MASTER_", "NODE_", "CLIENT_", "CONDUCTOR_"];
     variable
         .strip_prefix("SNOWSKIN_")
         .is_some_and(|rest| sections.iter().any(|section| rest.starts_with(section)))

@@ -43,6 +43,8 @@ pub(crate) struct Settings {
     pub(crate) node: NodeSettings,
     /// Clients: `put`, `get` and other commands that send requests to a master.
     pub(crate) client: store_client::ClientConfig,
+    /// `snowskin conductor serve`.
+    pub(crate) conductor: conductor::Config,
 }
 
 /// Log messages on stderr.
@@ -347,6 +349,7 @@ impl Loaded {
             settings.node.node.name = process_name();
         }
         let cluster = &settings.cluster;
+        settings.conductor.admin_secret = cluster.admin_secret.clone();
         let store = &mut settings.master.store;
         for (own, shared) in [
             (&mut store.admin_secret, &cluster.admin_secret),
@@ -397,6 +400,7 @@ impl Loaded {
                 (!right).then(|| ("tenant".to_owned(), need))
             }
             "client" => client(settings.client.validate()).or_else(|| engine(&settings.client.engine)),
+            "conductor" => settings.conductor.validate().err().map(|error| (error.field, error.need)),
             _ => None,
         }?;
         let key = format!("{section}.{field}");

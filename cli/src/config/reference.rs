@@ -26,10 +26,11 @@ pub(crate) fn page() -> String {
          the environment. The\n\
          table lists its flag: `[master]` belongs to `snowskin master`, `[node]` to `snowskin node`, \
          `[client]` to commands that\n\
-         move objects, `[cluster]` to all commands that send requests to a master, and `[log]` to every \
-         command. The long form of\n\
-         a flag, such as `--store-lease-ttl-ms` for `--lease-ms`, is accepted as well. Where a value may be \
-         none, write `none`.\n\
+         move objects, `[cluster]` to all commands that send requests to a master, `[conductor]` to `snowskin \
+         conductor serve`,\n\
+         and `[log]` to every command. The long form of a flag, such as `--store-lease-ttl-ms` for \
+         `--lease-ms`, is\n\
+         accepted as well. Where a value may be none, write `none`.\n\
          Sizes may be written as `64KiB`, in quotes in the file. The old name of a renamed setting is \
          accepted for one release:\n\
          in the file and as a variable with a warning, as a flag without one. The new name wins over the old \

@@ -98,9 +98,9 @@ pub(super) const FLAGS: &[Flag] = &[
     Flag::moot("cxl_path"),
     Flag::moot("cxl_size"),
     // Events and cleaning.
-    Flag::lacking_switch("enable_kv_events"),
-    Flag::moot("kv_events_bind_endpoint"),
-    Flag::moot("kv_events_backend_id"),
+    Flag::switch("enable_kv_events"),
+    Flag::used("kv_events_bind_endpoint"),
+    Flag::used("kv_events_backend_id"),
     Flag::moot_switch("kv_events_emit_legacy_compat"),
     Flag::moot_switch("kv_events_emit_object_key"),
     Flag::moot("kv_events_queue_capacity"),
@@ -133,6 +133,7 @@ pub(super) fn translate(values: &Values) -> Result<Native, Failure> {
     native.extend(times(values)?);
     native.extend(eviction(values)?);
     native.extend(tasks(values)?);
+    native.extend(kv_events(values)?);
     if values.is_on("enable_multi_tenants") {
         native.push("--store-multi-tenants=true".to_owned());
     }
@@ -201,6 +202,28 @@ pub(super) fn etcd_servers(text: &str) -> String {
     let servers = text.split([';', ',']).map(str::trim).filter(|server| !server.is_empty());
     let bare = servers.map(|server| server.rsplit_once("://").map_or(server, |(_, server)| server));
     bare.collect::<Vec<_>>().join(",")
+}
+
+fn kv_events(values: &Values) -> Result<Vec<String>, Failure> {
+    if !values.is_on("enable_kv_events") {
+        return Ok(Vec::new());
+    }
+    let given = |name| values.text(name).filter(|text| !text.is_empty());
+    let need =
+        "--enable_kv_events: write --kv_events_bind_endpoint=tcp://HOST:PORT and --kv_events_backend_id=NAME";
+    let endpoint = given("kv_events_bind_endpoint").ok_or_else(|| Failure::usage(need))?;
+    let bound = endpoint.strip_prefix("tcp://").and_then(|bound| bound.rsplit_once(':'));
+    let (host, port) = bound.and_then(|(host, port)| Some((host, port.parse().ok()?))).ok_or_else(|| {
+        Failure::usage(format!(
+            "--kv_events_bind_endpoint={endpoint}: write tcp://HOST:PORT, or tcp://*:PORT"
+        ))
+    })?;
+    let host = if host == "*" { "0.0.0.0" } else { host };
+    let backend = given("kv_events_backend_id").ok_or_else(|| Failure::usage(need))?;
+    Ok(vec![
+        format!("--kv-events-listen={}", address(host, port)?),
+        format!("--kv-events-backend-id={backend}"),
+    ])
 }
 
 fn times(values: &Values) -> Result<Vec<String>, Failure> {

@@ -114,6 +114,7 @@ impl Master {
         }
         self.disks.add(disk);
         if let Some(last) = last {
+            self.note_disk(last);
             self.promotions_lost_disk(now, last);
         }
         if self.disks.floor(&mount.uuid) > 0 {
@@ -343,7 +344,10 @@ impl Master {
                 self.objects.await_copy_of(writing.index, *generation, false);
             }
         }
-        gone.into_iter().for_each(|no| self.promotions_lost_disk(now, no));
+        for no in gone {
+            self.note_disk(no);
+            self.promotions_lost_disk(now, no);
+        }
     }
 
     /// Forgets disks that have been away for too long.

@@ -33,12 +33,12 @@ impl Master {
 
     /// From here on the keys whose objects change are noted, for [`Self::take_changes`].
     pub(crate) fn note_changes(&mut self) {
-        self.objects.changes.note_from_here();
+        self.objects.changes.note_hashes();
     }
 
     /// The hashes of the keys whose objects have changed since the last call.
     pub(crate) fn take_changes(&mut self) -> impl Iterator<Item = u64> {
-        self.objects.changes.take()
+        self.objects.changes.take_hashes()
     }
 
     /// The hash of a key of the tenant that a connection acts for.

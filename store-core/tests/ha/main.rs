@@ -43,6 +43,7 @@
 #[path = "../linearizability/checker.rs"]
 mod checker;
 mod clients;
+mod followers;
 mod nodes;
 mod pools;
 mod report;
@@ -93,6 +94,7 @@ fn no_acknowledged_change_is_lost_when_members_die() {
     // Not vacuous: every fault happened, and the store served requests all the same.
     let often = [sum.puts, sum.hits, sum.removes];
     assert!(often.iter().all(|count| *count > 10_000), "{sum:?}");
+    assert!(sum.told > 10_000, "{sum:?}");
     assert!(sum.behind > 10 && sum.chunks_lost > 50, "{sum:?}");
     let rare = [
         sum.snapshots,

@@ -41,6 +41,8 @@ pub(crate) enum Violation {
     TwoReigns(String),
     /// A follower is not as its leader.
     Diverged(String),
+    /// A follower outside of the store was told something else than what is there.
+    Told(String),
     /// Space was given out that a reader may read.
     GivenWhileLeased(String),
     /// A member has given up state that the record names.
@@ -76,6 +78,8 @@ pub(crate) struct Report {
     pub(crate) swaps: u64,
     pub(crate) unknown_swaps: u64,
     pub(crate) compared: u64,
+    /// Events that followers outside of the store were told.
+    pub(crate) told: u64,
     pub(crate) snapshots: u64,
     pub(crate) loaded: u64,
     pub(crate) diverged: u64,
@@ -111,7 +115,7 @@ impl Report {
         add!(
             puts, hits, misses, removes, repeated, crashes, stops, cuts, takeovers, lineages, deposed, joins
         );
-        add!(swaps, unknown_swaps, compared, snapshots, loaded, diverged, chunks_lost, behind);
+        add!(swaps, unknown_swaps, compared, told, snapshots, loaded, diverged, chunks_lost, behind);
         add!(switchovers, switched, disk_hits, demoted, adopted, reclaimed, forgotten, cleared);
         add!(promoted, node_crashes, found, prefetches);
         add!(pool_pages, pool_extents, pool_deaths, pool_held, pool_full, pool_contested, pool_refused);

@@ -14,6 +14,7 @@ use te_core::testkit::Rng;
 
 use crate::checker::History;
 use crate::clients::Client;
+use crate::followers::Follower;
 use crate::nodes::Node;
 use crate::pools::Pool;
 use crate::report::{Lies, Report, Violation};
@@ -163,6 +164,8 @@ pub(crate) struct World {
     arrives: HashMap<(usize, usize), Instant>,
     /// Prints the messages of members.
     pub(crate) talks: bool,
+    /// Each is told what one process does while it leads.
+    followers: Vec<Follower>,
 }
 
 impl World {
@@ -220,6 +223,7 @@ impl World {
             lag_us,
             arrives: HashMap::new(),
             talks: std::env::var_os("SNOWSKIN_TALK").is_some(),
+            followers: (0..MEMBERS).map(|_| Follower::default()).collect(),
         };
         (0..MEMBERS).for_each(|member| this.start(member));
         for client in 0..CLIENTS {
@@ -327,6 +331,7 @@ impl World {
                 }
                 (_, None) => break,
             }
+            self.tell_followers();
             self.take_actions()?;
         }
         self.finish()
@@ -674,8 +679,26 @@ impl World {
         Some(master.config().epoch.into())
     }
 
+    /// Tells the followers outside of the store what has changed.
+    fn tell_followers(&mut self) {
+        for (process, follower) in self.processes.iter_mut().zip(&mut self.followers) {
+            match &mut process.member {
+                Some(member) => {
+                    follower.begin(member);
+                    self.report.told += follower.tell(member);
+                }
+                None => *follower = Follower::default(),
+            }
+        }
+    }
+
     /// Compares every follower that is where its leader is.
     fn compare(&mut self) -> Result<(), Violation> {
+        for (process, follower) in self.processes.iter_mut().zip(&mut self.followers) {
+            if let Some(member) = &mut process.member {
+                follower.check(member)?;
+            }
+        }
         let members = || self.processes.iter().filter_map(|process| process.member.as_ref());
         let mut compared = 0;
         for leader in members() {

@@ -1,6 +1,8 @@
 //! A master on loopback, and a client that can send anything.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod followers;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -111,33 +113,25 @@ pub(crate) fn fill(rpc: SocketAddr) {
 /// Mounts a node on a connection with the right to do so, and puts ten objects of 4 KiB.
 pub(crate) fn fill_on(stream: &mut TcpStream, node: u64, name: &str) {
     mount_on(stream, node, name);
+    (0..10_u8).for_each(|n| put_on(stream, &[b'k', n], 4096));
+}
+
+/// Puts an object, without its bytes.
+pub(crate) fn put_on(stream: &mut TcpStream, key: &[u8], len: u64) {
     let mut call = |request: Vec<u8>| {
         stream.write_all(&request).unwrap();
         read_answer(stream).unwrap()
     };
     let mut out = Vec::new();
-    for n in 0..10_u8 {
-        let key = [b'k', n];
-        let new = NewObject { key: Key(&key), len: 4096 };
-        PutStart::encode_request(
-            &mut out,
-            3,
-            &PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) },
-            [new].into_iter(),
-        )
-        .unwrap();
-        let answer = call(std::mem::take(&mut out));
-        let frame: Frame<'_> = answer.frame();
-        let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
-        let commit = Commit {
-            key: Key(&key),
-            generation: allocation.generation,
-            handle: allocation.handle,
-            checksum: 1,
-        };
-        PutEnd::encode_request(&mut out, 4, &(), [commit].into_iter()).unwrap();
-        assert_eq!(call(std::mem::take(&mut out)).header.status, 0);
-    }
+    let put = PutRequest { writer: 1, ..PutRequest::once(PutOptions::DEFAULT) };
+    PutStart::encode_request(&mut out, 3, &put, [NewObject { key: Key(key), len }].into_iter()).unwrap();
+    let answer = call(std::mem::take(&mut out));
+    let frame: Frame<'_> = answer.frame();
+    let allocation = PutStart::decode_response(&frame).unwrap().1.next().unwrap().unwrap();
+    let (generation, handle) = (allocation.generation, allocation.handle);
+    let commit = Commit { key: Key(key), generation, handle, checksum: 1 };
+    PutEnd::encode_request(&mut out, 4, &(), [commit].into_iter()).unwrap();
+    assert_eq!(call(out).header.status, 0);
 }
 
 /// The segment of a node, as it mounts it on the master of [`config`].

@@ -1,0 +1,25 @@
+//! `snowskin conductor`: placement of requests by the KV cache that engines hold.
+
+mod sim;
+
+use crate::Outcome;
+use crate::exit::EXIT_CODES;
+
+/// Route requests to the engines that hold their prefixes, and simulate that
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXIT_CODES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    Sim(sim::Args),
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    match &args.what {
+        What::Sim(args) => sim::run(args),
+    }
+}

@@ -1,0 +1,301 @@
+//! An open-addressed table whose slots are in the order of their hashes.
+//!
+//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and slots
+//! of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives every
+//! insertion and removal, and a range of hashes is a range of slots. The table is divided into segments by the
+//! hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the memory of
+//! two generations never exists at once.
+
+use alloc::vec::Vec;
+
+use super::BUCKETS;
+
+/// What a table keeps: a copyable value with a hash.
+pub(crate) trait Slot: Copy {
+    /// A slot that holds nothing. Its hash is `u64::MAX`.
+    const VACANT: Self;
+
+    /// The hash.
+    fn hash(&self) -> u64;
+
+    /// Whether it holds nothing.
+    fn vacant(&self) -> bool;
+}
+
+/// The multiplier and its inverse modulo 2^64.
+const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+const INVERSE: u64 = {
+    // Newton: every step doubles the bits that are right, from three.
+    let mut inverse = MULTIPLIER;
+    let mut step = 0;
+    while step < 5 {
+        inverse = inverse.wrapping_mul(2u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse)));
+        step += 1;
+    }
+    inverse
+};
+
+/// Spreads a key over all bits; one to one, so that the table keeps no key beside it.
+#[inline]
+pub(crate) const fn spread(key: u64) -> u64 {
+    let mut hash = key ^ (key >> 32);
+    hash = hash.wrapping_mul(MULTIPLIER);
+    hash ^= hash >> 29;
+    hash = hash.wrapping_mul(MULTIPLIER);
+    hash ^ (hash >> 32)
+}
+
+/// The key of a hash.
+#[inline]
+pub(crate) const fn unspread(hash: u64) -> u64 {
+    let mut key = hash ^ (hash >> 32);
+    key = key.wrapping_mul(INVERSE);
+    key = key ^ (key >> 29) ^ (key >> 58);
+    key = key.wrapping_mul(INVERSE);
+    key ^ (key >> 32)
+}
+
+/// The segment of a hash.
+#[inline]
+pub(crate) const fn segment_of(hash: u64) -> usize {
+    (hash >> 56) as usize
+}
+
+/// A slot's position; valid until the next insertion or removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct At {
+    segment: usize,
+    index: usize,
+}
+
+/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide cost
+/// a bounded time.
+const DISPLACEMENT_MAX: usize = 4096;
+const HOMES_MIN: usize = 16;
+
+#[derive(Debug)]
+struct Segment<S> {
+    slots: Vec<S>,
+    homes: usize,
+    used: usize,
+}
+
+impl<S: Slot> Segment<S> {
+    const fn new() -> Self {
+        Self { slots: Vec::new(), homes: 0, used: 0 }
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        // The highest byte chose the segment; the next 24 bits are a fraction of it. So hashes with the same
+        // upper half have the same home.
+        let fraction = (hash << 8) >> 40;
+        ((fraction * self.homes as u64) >> 24) as usize
+    }
+
+    /// The first slot from the hash's home whose hash is not smaller, or that is vacant.
+    #[inline]
+    fn lower_bound(&self, hash: u64) -> usize {
+        let mut index = self.home(hash);
+        while self.slots[index].hash() < hash {
+            index += 1;
+        }
+        index
+    }
+
+    /// Copies into as many homes as are asked for; sequential reads and writes.
+    fn rebuild(&mut self, homes: usize) {
+        let mut grown = Self { slots: Vec::new(), homes, used: self.used };
+        let slots_len = homes + 16 + homes / 64;
+        grown.slots.reserve_exact(slots_len);
+        for slot in self.slots.iter().filter(|slot| !slot.vacant()) {
+            let home = grown.home(slot.hash());
+            while grown.slots.len() < home {
+                grown.slots.push(S::VACANT);
+            }
+            grown.slots.push(*slot);
+        }
+        // The last slot stays vacant: it ends every search.
+        grown.slots.resize(slots_len.max(grown.slots.len() + 1), S::VACANT);
+        *self = grown;
+    }
+
+    fn insert(&mut self, slot: S) -> Option<usize> {
+        if (self.used + 1) * 8 > self.homes * 7 {
+            self.rebuild((self.homes + self.homes / 4).max(HOMES_MIN));
+        }
+        loop {
+            let index = self.lower_bound(slot.hash());
+            let mut vacancy = index;
+            while !self.slots[vacancy].vacant() {
+                vacancy += 1;
+            }
+            if vacancy - self.home(slot.hash()) > DISPLACEMENT_MAX {
+                return None;
+            }
+            if vacancy + 1 < self.slots.len() {
+                self.slots.copy_within(index..vacancy, index + 1);
+                self.slots[index] = slot;
+                self.used += 1;
+                return Some(index);
+            }
+            self.rebuild(self.homes + self.homes / 4);
+        }
+    }
+
+    fn remove(&mut self, index: usize) {
+        let mut end = index + 1;
+        while !self.slots[end].vacant() && self.home(self.slots[end].hash()) < end {
+            end += 1;
+        }
+        self.slots.copy_within(index + 1..end, index);
+        self.slots[end - 1] = S::VACANT;
+        self.used -= 1;
+        if self.used == 0 {
+            *self = Self::new();
+        } else if self.homes > 4 * HOMES_MIN && self.used * 3 < self.homes {
+            self.rebuild(self.used + self.used / 2);
+        }
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Table<S> {
+    segments: Vec<Segment<S>>,
+    len: usize,
+}
+
+impl<S: Slot> Table<S> {
+    pub(crate) fn new() -> Self {
+        Self { segments: (0..BUCKETS).map(|_| Segment::new()).collect(), len: 0 }
+    }
+
+    /// Slots in use.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Slots in use in one segment.
+    pub(crate) fn segment_len(&self, segment: usize) -> usize {
+        self.segments[segment].used
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let slots: usize = self.segments.iter().map(|segment| segment.slots.capacity()).sum();
+        slots * size_of::<S>() + self.segments.capacity() * size_of::<Segment<S>>()
+    }
+
+    /// The first slot with this hash.
+    #[inline]
+    pub(crate) fn find(&self, hash: u64) -> Option<At> {
+        let segment = segment_of(hash);
+        let of = &self.segments[segment];
+        if of.homes == 0 {
+            return None;
+        }
+        let index = of.lower_bound(hash);
+        let slot = &of.slots[index];
+        (slot.hash() == hash && !slot.vacant()).then_some(At { segment, index })
+    }
+
+    /// The slot with this hash, which was at `hint` a while ago.
+    #[inline]
+    pub(crate) fn find_near(&self, hint: At, hash: u64) -> Option<At> {
+        match self.segments[hint.segment].slots.get(hint.index) {
+            Some(slot) if slot.hash() == hash && !slot.vacant() => Some(hint),
+            _ => self.find(hash),
+        }
+    }
+
+    /// The first slot whose hash is not smaller, when the cluster of the hash's home has one.
+    pub(crate) fn first_in_cluster(&self, hash: u64) -> Option<At> {
+        let segment = segment_of(hash);
+        let of = &self.segments[segment];
+        if of.homes == 0 {
+            return None;
+        }
+        let index = of.lower_bound(hash);
+        (!of.slots[index].vacant()).then_some(At { segment, index })
+    }
+
+    /// The slot after `at`, when it follows within the same cluster.
+    pub(crate) fn next_in_cluster(&self, at: At) -> Option<At> {
+        let index = at.index + 1;
+        self.segments[at.segment].slots.get(index).filter(|slot| !slot.vacant())?;
+        Some(At { index, ..at })
+    }
+
+    /// The first slot whose hash is not smaller, over all segments.
+    pub(crate) fn at_or_after(&self, hash: u64) -> Option<At> {
+        let first = segment_of(hash);
+        for segment in first..BUCKETS {
+            let of = &self.segments[segment];
+            if of.used == 0 {
+                continue;
+            }
+            let start = if segment == first { of.home(hash) } else { 0 };
+            let found = of.slots[start..].iter().position(|slot| !slot.vacant() && slot.hash() >= hash);
+            if let Some(index) = found {
+                return Some(At { segment, index: start + index });
+            }
+        }
+        None
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, at: At) -> S {
+        self.segments[at.segment].slots[at.index]
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, at: At) -> &mut S {
+        &mut self.segments[at.segment].slots[at.index]
+    }
+
+    /// Adds a slot, before those with the same hash. Refused when too many slots want the same place.
+    pub(crate) fn insert(&mut self, slot: S) -> Option<At> {
+        let segment = segment_of(slot.hash());
+        let index = self.segments[segment].insert(slot)?;
+        self.len += 1;
+        Some(At { segment, index })
+    }
+
+    pub(crate) fn remove(&mut self, at: At) {
+        self.segments[at.segment].remove(at.index);
+        self.len -= 1;
+    }
+
+    /// The slots of a segment in the order of their hashes.
+    pub(crate) fn segment(&self, segment: usize) -> impl Iterator<Item = &S> + '_ {
+        self.segments[segment].slots.iter().filter(|slot| !slot.vacant())
+    }
+
+    /// The slots of a segment, to change anything but their hashes.
+    pub(crate) fn segment_mut(&mut self, segment: usize) -> impl Iterator<Item = &mut S> + '_ {
+        self.segments[segment].slots.iter_mut().filter(|slot| !slot.vacant())
+    }
+
+    /// Fills an empty segment with slots in ascending order of their hashes. False, and the segment is empty,
+    /// when they are not of this segment or not in order, or when too many want the same place.
+    pub(crate) fn fill(&mut self, segment: usize, slots: &[S]) -> bool {
+        let ordered = slots.windows(2).all(|pair| pair[0].hash() < pair[1].hash());
+        if !ordered || slots.iter().any(|slot| segment_of(slot.hash()) != segment || slot.vacant()) {
+            return false;
+        }
+        if slots.is_empty() {
+            return true;
+        }
+        let mut filled = Segment { slots: slots.to_vec(), homes: 0, used: slots.len() };
+        filled.rebuild((slots.len() + slots.len() / 3).max(HOMES_MIN));
+        let displaced = |(index, slot): (usize, &S)| {
+            !slot.vacant() && index - filled.home(slot.hash()) > DISPLACEMENT_MAX
+        };
+        if filled.slots.iter().enumerate().any(displaced) {
+            return false;
+        }
+        self.len += slots.len();
+        self.segments[segment] = filled;
+        true
+    }
+}

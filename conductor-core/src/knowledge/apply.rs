@@ -1,0 +1,215 @@
+//! From a message to the index.
+
+use alloc::vec::Vec;
+use core::mem;
+
+use crate::events::{Batch, Event, Removed, Skipped, Stored};
+use crate::hash::{Chain, Root};
+use crate::learned::Learnt;
+use crate::stream::FenceReason;
+use crate::{BlockKey, ContextId, OwnerId, Tier};
+
+use super::context::{ContextState, Rank};
+use super::{Counters, Knowledge, Publisher, PublisherId, Role, Settings};
+
+impl Knowledge {
+    /// Applies a message of a publisher. Returns whether it could be read; if not, everything that the
+    /// publisher said is forgotten.
+    pub fn apply(&mut self, id: PublisherId, payload: &[u8]) -> bool {
+        let Some(publisher) = self.publishers.get_mut(&id) else { return true };
+        let mut batch = mem::take(&mut self.batch);
+        let decoded = publisher.decoder.decode(payload, &mut batch);
+        publisher.counters.messages += 1;
+        let readable = decoded.is_ok_and(|decoded| {
+            publisher.counters.events += u64::from(decoded.events);
+            add_skipped(&mut publisher.counters, &decoded.skipped);
+            !decoded.removals_lost
+        });
+        if readable {
+            match publisher.registration.role {
+                Role::Engine => self.engine_events(id, &batch),
+                Role::Store { .. } => self.store_events(id, &batch),
+            }
+        } else {
+            publisher.counters.unreadable += 1;
+            self.fence(id, FenceReason::Unreadable);
+        }
+        self.batch = batch;
+        readable
+    }
+
+    fn engine_events(&mut self, id: PublisherId, batch: &Batch) {
+        let mut keys = mem::take(&mut self.keys);
+        for event in batch.events() {
+            let Some(publisher) = self.publishers.get_mut(&id) else { break };
+            let state = &mut self.contexts[publisher.context.0 as usize];
+            match event {
+                Event::Stored(stored) => {
+                    let dp_rank = stored.source.dp_rank.or(batch.dp_rank());
+                    keys.clear();
+                    apply_stored(publisher, state, &self.settings, dp_rank, &stored, &mut keys);
+                    if !keys.is_empty() && !self.waiting.is_empty() {
+                        let context = publisher.context;
+                        self.announced(context, &stored, &keys);
+                    }
+                }
+                Event::Removed(removed) => {
+                    let dp_rank = removed.source.dp_rank.or(batch.dp_rank());
+                    keys.clear();
+                    apply_removed(publisher, state, dp_rank, &removed, &mut keys);
+                }
+                Event::Cleared(source) => {
+                    publisher.counters.cleared += 1;
+                    let dp_rank = source.dp_rank.or(batch.dp_rank());
+                    for (_, rank, at) in &publisher.ranks {
+                        if dp_rank.is_none_or(|dp_rank| dp_rank == *rank) {
+                            state.clear_rank(*at);
+                        }
+                    }
+                }
+            }
+        }
+        self.keys = keys;
+    }
+}
+
+/// The rank for which a publisher speaks, made if it is missing; `None` beyond the limit.
+pub(super) fn rank_of(
+    publisher: &mut Publisher,
+    state: &mut ContextState,
+    context: ContextId,
+    dp_rank: u32,
+    ranks_max: usize,
+) -> Option<u32> {
+    let known = publisher.ranks.iter().find(|(of, rank, _)| (*of, *rank) == (context, dp_rank));
+    if let Some((_, _, at)) = known {
+        return Some(*at);
+    }
+    if publisher.ranks.len() >= ranks_max {
+        return None;
+    }
+    let at = state.new_rank(Rank {
+        instance: publisher.instance,
+        dp_rank,
+        served: publisher.served,
+        tiers: Default::default(),
+    });
+    publisher.ranks.push((context, dp_rank, at));
+    Some(at)
+}
+
+/// Leaves the keys of the blocks in `keys`, as far as they are known.
+pub(super) fn apply_stored(
+    publisher: &mut Publisher,
+    state: &mut ContextState,
+    settings: &Settings,
+    dp_rank: Option<u32>,
+    stored: &Stored<'_>,
+    keys: &mut Vec<BlockKey>,
+) {
+    let block_tokens = state.context.block_tokens;
+    if !stored.tokens.is_empty() && stored.block_tokens != block_tokens {
+        publisher.counters.other_block_tokens += 1;
+        return;
+    }
+    // Only stores speak for what all instances share.
+    if (stored.tier == Tier::Store) != matches!(publisher.registration.role, Role::Store { .. }) {
+        publisher.counters.foreign += 1;
+        return;
+    }
+    let dp_rank = dp_rank.unwrap_or(publisher.registration.dp_rank);
+    let context = publisher.context;
+    let rank = rank_of(publisher, state, context, dp_rank, settings.ranks_per_publisher_max);
+    let group = stored.group.unwrap_or_default();
+    let place = rank.and_then(|rank| {
+        let owner = state.owner_or_new(rank, stored.tier, group, settings.groups_max)?;
+        Some((rank, owner))
+    });
+    let Some((rank, owner)) = place else {
+        publisher.counters.foreign += 1;
+        return;
+    };
+    let parent = match stored.parent.map(|hash| state.key_of(hash, rank)) {
+        Some(None) => {
+            publisher.counters.orphans += stored.hashes.len() as u64;
+            return;
+        }
+        known => known.flatten(),
+    };
+    if stored.tokens.is_empty() {
+        keys.extend(stored.hashes.iter().map_while(|hash| state.key_of(*hash, rank)));
+        publisher.counters.orphans += (stored.hashes.len() - keys.len()) as u64;
+    } else {
+        let mut chain = match parent {
+            Some(parent) => Chain::after(settings.seed, parent),
+            None => Chain::new(&root_of(publisher, settings.seed, stored)),
+        };
+        for (i, (hash, tokens)) in
+            stored.hashes.iter().zip(stored.tokens.chunks_exact(block_tokens as usize)).enumerate()
+        {
+            let key = chain.push_with(tokens, stored.extra.of(i));
+            // A block whose hash is not known could never be removed.
+            if state.learned.learn(*hash, key) == Learnt::Full {
+                break;
+            }
+            keys.push(key);
+        }
+        publisher.counters.refused += (stored.hashes.len() - keys.len()) as u64;
+    }
+    let result = state.index.stored(owner, parent, keys);
+    publisher.counters.stored += result.added as u64;
+    publisher.counters.refused += result.refused as u64;
+}
+
+fn apply_removed(
+    publisher: &mut Publisher,
+    state: &mut ContextState,
+    dp_rank: Option<u32>,
+    removed: &Removed<'_>,
+    keys: &mut Vec<BlockKey>,
+) {
+    let dp_rank = dp_rank.unwrap_or(publisher.registration.dp_rank);
+    let known = publisher.ranks.iter().find(|(of, rank, _)| (*of, *rank) == (publisher.context, dp_rank));
+    let owner: Option<OwnerId> =
+        known.and_then(|(_, _, rank)| state.owner(*rank, removed.tier, removed.group.unwrap_or_default()));
+    let mut gone = 0;
+    if let Some(owner) = owner {
+        // Where a hash stands for several blocks, the owner has at most one of them.
+        keys.extend(removed.hashes.iter().flat_map(|hash| state.learned.get(*hash)));
+        gone = state.index.removed(owner, keys) as u64;
+        state.forgot = true;
+    }
+    publisher.counters.removed += gone;
+    publisher.counters.removed_unknown += (removed.hashes.len() as u64).saturating_sub(gone);
+}
+
+fn add_skipped(counters: &mut Counters, skipped: &Skipped) {
+    let Skipped {
+        malformed,
+        truncated,
+        unknown_event,
+        unknown_medium,
+        other_group,
+        too_large,
+        mismatch,
+        empty,
+        unknown_object,
+    } = &mut counters.skipped;
+    *malformed = malformed.saturating_add(skipped.malformed);
+    *truncated = truncated.saturating_add(skipped.truncated);
+    *unknown_event = unknown_event.saturating_add(skipped.unknown_event);
+    *unknown_medium = unknown_medium.saturating_add(skipped.unknown_medium);
+    *other_group = other_group.saturating_add(skipped.other_group);
+    *too_large = too_large.saturating_add(skipped.too_large);
+    *mismatch = mismatch.saturating_add(skipped.mismatch);
+    *empty = empty.saturating_add(skipped.empty);
+    *unknown_object = unknown_object.saturating_add(skipped.unknown_object);
+}
+
+fn root_of(publisher: &Publisher, seed: u64, stored: &Stored<'_>) -> Root {
+    if stored.lora.is_none() && stored.salt.is_none() {
+        return publisher.root;
+    }
+    let registration = &publisher.registration;
+    Root::of(seed, stored.lora.or(registration.lora.as_deref()), stored.salt.or(registration.salt.as_deref()))
+}

@@ -1,0 +1,154 @@
+//! One context: its index, what was learnt of hashes, and who its owners are.
+
+use alloc::vec::Vec;
+
+use crate::index::Index;
+use crate::learned::Learned;
+use crate::{Context, ContextId, EngineHash, InstanceId, OwnerId, Tier};
+
+use super::{BlockKey, OwnerDigest, Settings};
+
+/// An owner, from the side of the index.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owner {
+    pub(super) rank: u32,
+    pub(super) tier: Tier,
+    pub(super) group: u32,
+}
+
+/// A rank of a publisher, and its owners.
+#[derive(Debug)]
+pub(super) struct Rank {
+    pub(super) instance: InstanceId,
+    pub(super) dp_rank: u32,
+    pub(super) served: bool,
+    /// Per tier, an owner per attention group.
+    pub(super) tiers: [Vec<(u32, OwnerId)>; Tier::ALL.len()],
+}
+
+#[derive(Debug)]
+pub(super) struct ContextState {
+    pub(super) context: Context,
+    pub(super) index: Index,
+    pub(super) learned: Learned,
+    pub(super) owners: Vec<Option<Owner>>,
+    pub(super) ranks: Vec<Option<Rank>>,
+    /// Blocks may have left the index, so that learnt hashes may be swept.
+    pub(super) forgot: bool,
+}
+
+impl ContextState {
+    pub(super) fn new(context: Context, settings: &Settings) -> Self {
+        Self {
+            context,
+            index: Index::new(settings.index.clone()),
+            learned: Learned::new(settings.learned_max),
+            owners: Vec::new(),
+            ranks: Vec::new(),
+            forgot: false,
+        }
+    }
+
+    pub(super) fn new_rank(&mut self, rank: Rank) -> u32 {
+        put(&mut self.ranks, rank)
+    }
+
+    pub(super) fn rank(&self, rank: u32) -> Option<&Rank> {
+        self.ranks.get(rank as usize)?.as_ref()
+    }
+
+    /// The owner of a rank's tier and group, if there is one.
+    pub(super) fn owner(&self, rank: u32, tier: Tier, group: u32) -> Option<OwnerId> {
+        let groups = &self.rank(rank)?.tiers[tier as usize];
+        groups.iter().find(|(of, _)| *of == group).map(|(_, owner)| *owner)
+    }
+
+    /// As [`Self::owner`], made if it is missing; `None` beyond `groups_max`.
+    pub(super) fn owner_or_new(
+        &mut self,
+        rank: u32,
+        tier: Tier,
+        group: u32,
+        groups_max: usize,
+    ) -> Option<OwnerId> {
+        if let Some(owner) = self.owner(rank, tier, group) {
+            return Some(owner);
+        }
+        let groups = &mut self.ranks.get_mut(rank as usize)?.as_mut()?.tiers[tier as usize];
+        if groups.len() >= groups_max {
+            return None;
+        }
+        let owner = OwnerId(put(&mut self.owners, Owner { rank, tier, group }));
+        groups.push((group, owner));
+        Some(owner)
+    }
+
+    /// The owner that stands for the GPU of an instance's rank, made if it is missing.
+    pub(super) fn gpu_owner(&mut self, instance: InstanceId, dp_rank: u32) -> Option<OwnerId> {
+        let is = |rank: &Rank| rank.instance == instance && rank.dp_rank == dp_rank;
+        let rank = self.ranks.iter().position(|rank| rank.as_ref().is_some_and(is))?;
+        self.owner_or_new(rank as u32, Tier::Gpu, 0, usize::MAX)
+    }
+
+    pub(super) fn clear_rank(&mut self, rank: u32) {
+        let Some(rank) = self.ranks.get(rank as usize).and_then(Option::as_ref) else { return };
+        for (_, owner) in rank.tiers.iter().flatten() {
+            self.index.cleared(*owner);
+        }
+        self.forgot = true;
+    }
+
+    pub(super) fn serve_rank(&mut self, rank: u32, served: bool) {
+        if let Some(Some(rank)) = self.ranks.get_mut(rank as usize) {
+            rank.served = served;
+        }
+    }
+
+    /// Takes a rank out; its numbers may be used again.
+    pub(super) fn drop_rank(&mut self, rank: u32) {
+        self.clear_rank(rank);
+        let Some(rank) = self.ranks.get_mut(rank as usize).and_then(Option::take) else { return };
+        for (_, owner) in rank.tiers.iter().flatten() {
+            self.owners[owner.0 as usize] = None;
+        }
+    }
+
+    /// The block that an engine's hash stands for, from the view of a rank: where engines disagree, the block
+    /// that one of the rank's owners has.
+    pub(super) fn key_of(&self, hash: EngineHash, rank: u32) -> Option<BlockKey> {
+        let mut keys = self.learned.get(hash);
+        let first = keys.next()?;
+        let Some(second) = keys.next() else { return Some(first) };
+        let rank = self.rank(rank)?;
+        let has =
+            |key: &BlockKey| rank.tiers.iter().flatten().any(|(_, owner)| self.index.holds(*owner, *key));
+        [first, second].into_iter().chain(keys).find(has)
+    }
+
+    pub(super) fn digests(&self, context: ContextId, out: &mut Vec<OwnerDigest>) {
+        for (id, owner) in (0..).map(OwnerId).zip(&self.owners) {
+            let Some(owner) = owner else { continue };
+            let Some(rank) = self.rank(owner.rank) else { continue };
+            let digest = OwnerDigest {
+                context,
+                instance: rank.instance,
+                dp_rank: rank.dp_rank,
+                tier: owner.tier,
+                group: owner.group,
+                blocks: 0,
+                sum: 0,
+            };
+            out.push(digest.with(self.index.digest(id)));
+        }
+    }
+}
+
+/// Puts a value into the first free place.
+fn put<T>(places: &mut Vec<Option<T>>, value: T) -> u32 {
+    let at = places.iter().position(Option::is_none).unwrap_or(places.len());
+    if at == places.len() {
+        places.push(None);
+    }
+    places[at] = Some(value);
+    at as u32
+}

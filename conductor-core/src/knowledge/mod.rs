@@ -1,0 +1,361 @@
+//! What the Conductor knows: which instance has which blocks, as far as its publishers said so.
+//!
+//! ```text
+//!   publisher ── message ──▶ events ─┬─ tokens ──▶ own chain ──▶ keys ─┬─▶ index of the context
+//!                                    └─ engine's hashes ◀── learnt ────┘        ▲
+//!   store ── objects ──▶ hashes ──▶ known: the store owns the block ────────────┤
+//!                               └─▶ unknown: waits until an engine announces it ┘
+//!   query: keys ──▶ owners ──▶ per rank GPU ≤ CPU ≤ disk ──▶ per instance, and the store
+//! ```
+//!
+//! Blocks are named by the Conductor's own chain ([`crate::hash`]). The hashes of engines are learnt from
+//! events that carry tokens, and never computed: removals, parents and objects of stores are translated by
+//! what was learnt. What cannot be translated is not recorded, so that an answer is too short and never too
+//! long.
+//!
+//! Each publisher speaks for its own owners (rank, tier, attention group). [`Feed`] connects it to its
+//! [`Stream`](crate::stream::Stream), which decides what is applied and when all of it is void.
+
+mod apply;
+mod context;
+mod query;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod types;
+
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use te_core::Instant;
+
+use crate::events::{Batch, Decoder};
+use crate::hash::Root;
+use crate::stream::{FenceReason, Sink};
+use crate::{BlockKey, Context, ContextId, InstanceId};
+
+use context::ContextState;
+use shared::Waiting;
+pub use types::{
+    Counters, Matches, OwnerDigest, PublisherId, RankMatch, RegisterError, Registration, Role, Settings,
+};
+
+#[derive(Debug)]
+struct Publisher {
+    registration: Registration,
+    instance: InstanceId,
+    context: ContextId,
+    root: Root,
+    decoder: Decoder,
+    /// Its ranks in contexts, which are few.
+    ranks: Vec<(ContextId, u32, u32)>,
+    served: bool,
+    counters: Counters,
+}
+
+#[derive(Debug)]
+struct Instance {
+    tenant: String,
+    name: String,
+}
+
+/// Everything that was learnt from publishers.
+#[derive(Debug)]
+pub struct Knowledge {
+    settings: Settings,
+    contexts: Vec<ContextState>,
+    instances: Vec<Instance>,
+    publishers: BTreeMap<PublisherId, Publisher>,
+    next_publisher: u32,
+    waiting: Waiting,
+    batch: Batch,
+    keys: Vec<BlockKey>,
+}
+
+impl Knowledge {
+    /// Without publishers.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        Self {
+            waiting: Waiting::new(settings.waiting_max),
+            contexts: Vec::new(),
+            instances: Vec::new(),
+            publishers: BTreeMap::new(),
+            next_publisher: 0,
+            batch: Batch::new(),
+            keys: Vec::new(),
+            settings,
+        }
+    }
+
+    /// Makes a publisher known. It is not served before its stream says so. One that is registered already,
+    /// with the same values, keeps its id.
+    ///
+    /// # Errors
+    /// A value is missing, differs from a former registration, or there is no room.
+    pub fn register(&mut self, registration: Registration) -> Result<PublisherId, RegisterError> {
+        check(&registration)?;
+        let same = |other: &Registration| {
+            (&other.instance, &other.tenant, &other.model, other.dp_rank, &other.lora)
+                == (
+                    &registration.instance,
+                    &registration.tenant,
+                    &registration.model,
+                    registration.dp_rank,
+                    &registration.lora,
+                )
+        };
+        if let Some((id, known)) = self.publishers.iter().find(|(_, known)| same(&known.registration)) {
+            return if known.registration == registration {
+                Ok(*id)
+            } else {
+                Err(RegisterError::Differs(*id))
+            };
+        }
+        if self.publishers.len() >= self.settings.publishers_max {
+            return Err(RegisterError::Full("publishers_max"));
+        }
+        let context = self.context_for(&registration)?;
+        let instance = self.instance_for(&registration);
+        let id = PublisherId(self.next_publisher);
+        self.next_publisher += 1;
+        let root = Root::of(self.settings.seed, registration.lora.as_deref(), registration.salt.as_deref());
+        let decoder = Decoder::with_limits(registration.dialect, self.settings.payload);
+        self.publishers.insert(
+            id,
+            Publisher {
+                registration,
+                instance,
+                context,
+                root,
+                decoder,
+                ranks: Vec::new(),
+                served: false,
+                counters: Counters::default(),
+            },
+        );
+        Ok(id)
+    }
+
+    /// Takes a publisher out, with everything that it said. Returns whether it was registered.
+    pub fn unregister(&mut self, id: PublisherId) -> bool {
+        self.fence(id, FenceReason::Dead);
+        let Some(publisher) = self.publishers.remove(&id) else { return false };
+        for (context, _, rank) in publisher.ranks {
+            self.contexts[context.0 as usize].drop_rank(rank);
+        }
+        true
+    }
+
+    /// The registered publishers.
+    pub fn publishers(&self) -> impl Iterator<Item = (PublisherId, &Registration, InstanceId)> {
+        self.publishers.iter().map(|(id, publisher)| (*id, &publisher.registration, publisher.instance))
+    }
+
+    /// The counts of a publisher.
+    #[must_use]
+    pub fn counters(&self, id: PublisherId) -> Option<&Counters> {
+        self.publishers.get(&id).map(|publisher| &publisher.counters)
+    }
+
+    /// Whether a publisher's blocks are part of answers.
+    #[must_use]
+    pub fn is_served(&self, id: PublisherId) -> bool {
+        self.publishers.get(&id).is_some_and(|publisher| publisher.served)
+    }
+
+    /// An instance by its name.
+    #[must_use]
+    pub fn instance(&self, tenant: &str, name: &str) -> Option<InstanceId> {
+        let at = self.instances.iter().position(|known| known.tenant == tenant && known.name == name)?;
+        u32::try_from(at).ok().map(InstanceId)
+    }
+
+    /// An instance's tenant and name.
+    #[must_use]
+    pub fn instance_name(&self, id: InstanceId) -> Option<(&str, &str)> {
+        self.instances.get(id.0 as usize).map(|known| (known.tenant.as_str(), known.name.as_str()))
+    }
+
+    /// The table of a context that was registered.
+    #[must_use]
+    pub fn context(&self, tenant: &str, model: &str, block_tokens: u32) -> Option<ContextId> {
+        let at = self.contexts.iter().position(|known| {
+            let Context { tenant: t, model: m, block_tokens: b } = &known.context;
+            t == tenant && m == model && *b == block_tokens
+        })?;
+        u32::try_from(at).ok().map(ContextId)
+    }
+
+    /// The contexts.
+    pub fn contexts(&self) -> impl Iterator<Item = (ContextId, &Context)> {
+        (0..).map(ContextId).zip(self.contexts.iter().map(|state| &state.context))
+    }
+
+    /// Unique blocks of a context, learnt hashes, and bytes of its index.
+    #[must_use]
+    pub fn size(&self, context: ContextId) -> Option<(usize, usize, usize)> {
+        let state = self.contexts.get(context.0 as usize)?;
+        Some((state.index.blocks(), state.learned.len(), state.index.bytes()))
+    }
+
+    /// The counts of a context's index.
+    #[must_use]
+    pub fn index_counters(&self, context: ContextId) -> Option<&crate::index::Counters> {
+        self.contexts.get(context.0 as usize).map(|state| state.index.counters())
+    }
+
+    /// Blocks of stores that wait for an engine or for further objects.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// What a stream of this publisher acts on.
+    pub fn feed(&mut self, publisher: PublisherId) -> Feed<'_> {
+        Feed { knowledge: self, publisher, asked: None }
+    }
+
+    /// Forgets everything that a publisher said.
+    pub fn fence(&mut self, id: PublisherId, reason: FenceReason) {
+        let Some(publisher) = self.publishers.get_mut(&id) else { return };
+        publisher.counters.fences[reason as usize] += 1;
+        // After a gap, the groups stay what they are; a new process tells them again in either case.
+        publisher.decoder.restart();
+        for (context, _, rank) in &publisher.ranks {
+            self.contexts[context.0 as usize].clear_rank(*rank);
+        }
+        self.waiting.forget(id);
+    }
+
+    /// Whether the publisher's blocks are part of answers from now on.
+    pub fn serve(&mut self, id: PublisherId, served: bool) {
+        let Some(publisher) = self.publishers.get_mut(&id) else { return };
+        publisher.served = served;
+        for (context, _, rank) in &publisher.ranks {
+            self.contexts[context.0 as usize].serve_rank(*rank, served);
+        }
+    }
+
+    /// An instance is known to be dead: what its publishers said is void at once, until they say it again.
+    /// Their streams have to be told, too ([`Stream::died`](crate::stream::Stream::died)).
+    pub fn died(&mut self, instance: InstanceId) {
+        let of = self.publishers.iter().filter(|(_, publisher)| publisher.instance == instance);
+        let ids: Vec<PublisherId> = of.map(|(id, _)| *id).collect();
+        for id in ids {
+            self.fence(id, FenceReason::Dead);
+            self.serve(id, false);
+        }
+    }
+
+    /// A decision lets a rank of an instance compute or fetch the blocks `keys`, from the prompt's beginning:
+    /// they are assumed to be there until `until`, or until its events say so. Returns how many were newly
+    /// assumed.
+    pub fn assume(
+        &mut self,
+        context: ContextId,
+        instance: InstanceId,
+        dp_rank: u32,
+        keys: &[BlockKey],
+        until: Instant,
+    ) -> usize {
+        let Some(state) = self.contexts.get_mut(context.0 as usize) else { return 0 };
+        match state.gpu_owner(instance, dp_rank) {
+            Some(owner) => state.index.assumed(owner, keys, until),
+            None => 0,
+        }
+    }
+
+    /// Drops what was assumed for too long, and cleans up after fences and clears: up to `budget` steps per
+    /// context. Returns how many steps there were; none when everything is clean.
+    pub fn tick(&mut self, now: Instant, budget: usize) -> usize {
+        let mut steps = 0;
+        for state in &mut self.contexts {
+            state.index.expire(now);
+            let swept = state.index.sweep(budget);
+            steps += swept;
+            if swept != 0 || state.forgot {
+                state.forgot = swept != 0;
+                let ContextState { index, learned, .. } = state;
+                learned.sweep(budget, |key| index.contains(key));
+            }
+        }
+        steps
+    }
+
+    /// What every owner has, for the comparison with another Conductor.
+    #[must_use]
+    pub fn digests(&self) -> Vec<OwnerDigest> {
+        let mut digests = Vec::new();
+        for (context, state) in (0..).map(ContextId).zip(&self.contexts) {
+            state.digests(context, &mut digests);
+        }
+        digests.sort_unstable();
+        digests
+    }
+
+    fn context_for(&mut self, registration: &Registration) -> Result<ContextId, RegisterError> {
+        let Registration { tenant, model, block_tokens, .. } = registration;
+        if let Some(known) = self.context(tenant, model, *block_tokens) {
+            return Ok(known);
+        }
+        if self.contexts.len() >= self.settings.contexts_max {
+            return Err(RegisterError::Full("contexts_max"));
+        }
+        let context = Context { tenant: tenant.clone(), model: model.clone(), block_tokens: *block_tokens };
+        self.contexts.push(ContextState::new(context, &self.settings));
+        Ok(ContextId((self.contexts.len() - 1) as u32))
+    }
+
+    fn instance_for(&mut self, registration: &Registration) -> InstanceId {
+        let Registration { tenant, instance, .. } = registration;
+        self.instance(tenant, instance).unwrap_or_else(|| {
+            self.instances.push(Instance { tenant: tenant.clone(), name: instance.clone() });
+            InstanceId((self.instances.len() - 1) as u32)
+        })
+    }
+}
+
+/// The [`Sink`] of the stream of one publisher.
+#[derive(Debug)]
+pub struct Feed<'a> {
+    knowledge: &'a mut Knowledge,
+    publisher: PublisherId,
+    /// The replay that the stream asked for last, if it did.
+    pub asked: Option<u64>,
+}
+
+impl Sink for Feed<'_> {
+    fn apply(&mut self, _: u64, payload: &[u8]) -> bool {
+        self.knowledge.apply(self.publisher, payload)
+    }
+
+    fn fence(&mut self, reason: FenceReason) {
+        self.knowledge.fence(self.publisher, reason);
+    }
+
+    fn serve(&mut self, served: bool) {
+        self.knowledge.serve(self.publisher, served);
+    }
+
+    fn ask(&mut self, from: u64) {
+        self.asked = Some(from);
+    }
+}
+
+fn check(registration: &Registration) -> Result<(), RegisterError> {
+    if registration.instance.is_empty() {
+        return Err(RegisterError::Field("instance"));
+    }
+    if registration.block_tokens == 0 {
+        return Err(RegisterError::Field("block_tokens"));
+    }
+    match registration.role {
+        Role::Engine if registration.model.is_empty() => Err(RegisterError::Field("model")),
+        Role::Store { objects_per_block } if !(1..=64).contains(&objects_per_block) => {
+            Err(RegisterError::Field("objects_per_block"))
+        }
+        _ => Ok(()),
+    }
+}

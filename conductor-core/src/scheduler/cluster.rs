@@ -1,0 +1,488 @@
+//! Everything the scheduler knows, but for the policy: instances, their queues and NICs, reservations.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use hashbrown::HashMap;
+use te_core::Instant;
+
+use super::book::{Book, Booking, List, NONE, PendingShip, Stage};
+use super::config::SchedulerConfig;
+use super::lengths::Lengths;
+use super::nics::{Arrivals, Direction};
+use super::projection::{Load, Projection};
+use super::replicate::Replication;
+use super::types::{InstanceError, InstanceSpec, KindId, LoadReport, Role};
+use super::{Counters, view};
+use crate::cost::{CostModel, ErrorHistogram, PrefillCost, PrefillFit, PrefillWindow, StepFit};
+use crate::{InstanceId, Tier};
+
+/// Predictions of the time to the first token that count in the error metric.
+const ERROR_MEMORY: u32 = 1_000;
+/// The time in which the prefill that an instance was given counts half.
+const RECENT_HALF_LIFE_NS: u64 = 60_000_000_000;
+
+#[derive(Debug)]
+pub(super) struct Kind {
+    pub model: CostModel,
+    pub prefill: Option<PrefillFit>,
+    pub step: Option<StepFit>,
+}
+
+/// Whether an instance takes part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// The slot is not in use.
+    Vacant,
+    Up,
+    /// Ends what it has, and gets nothing new.
+    Draining,
+    Lost,
+}
+
+#[derive(Debug)]
+pub(super) struct Instance {
+    pub spec: InstanceSpec,
+    pub state: State,
+    /// Nanoseconds per byte of its NICs.
+    nic_ns_per_byte: f64,
+
+    /// Requests whose prefill has not ended, in the order in which they will run.
+    pub queue: List,
+    pub queued_tokens: u64,
+    /// When the queue will have drained, and when its first request should end, in nanoseconds.
+    pub free_at: u64,
+    pub head_end: u64,
+    /// Nanoseconds of prefill that the engine reported beyond what we placed.
+    pub foreign_ns: u64,
+
+    pub egress: Direction,
+    pub ingress: Direction,
+    /// When the last KV of its queue will have been shipped.
+    pub ship_free_at: u64,
+    pub arrivals: Arrivals,
+
+    pub projection: Projection,
+    /// Requests that it decodes and that we did not place.
+    pub foreign: Load,
+
+    recent_ns: f64,
+    recent_at: u64,
+    pub cached_tokens: f64,
+    pub window: PrefillWindow,
+}
+
+impl Instance {
+    pub(super) fn new(spec: InstanceSpec) -> Self {
+        Self {
+            nic_ns_per_byte: ns_per_byte(spec.nic_bytes_per_s),
+            spec,
+            state: State::Up,
+            queue: List::EMPTY,
+            queued_tokens: 0,
+            free_at: 0,
+            head_end: 0,
+            foreign_ns: 0,
+            egress: Direction::default(),
+            ingress: Direction::default(),
+            ship_free_at: 0,
+            arrivals: Arrivals::new(),
+            projection: Projection::new(),
+            foreign: Load::default(),
+            recent_ns: 0.0,
+            recent_at: 0,
+            cached_tokens: 0.0,
+            window: PrefillWindow::default(),
+        }
+    }
+
+    pub(super) fn prefills(&self, model: u32) -> bool {
+        self.state == State::Up && self.spec.role != Role::Decode && self.spec.model == model
+    }
+
+    pub(super) const fn nic_ns_per_byte(&self) -> f64 {
+        self.nic_ns_per_byte
+    }
+
+    /// Nanoseconds until the queue has drained. A first request that should have ended delays all others.
+    pub(super) fn wait(&self, now: u64) -> u64 {
+        if self.queue.len() == 0 {
+            return self.foreign_ns;
+        }
+        let late = now.saturating_sub(self.head_end);
+        (self.free_at + late).saturating_sub(now) + self.foreign_ns
+    }
+
+    /// Nanoseconds of prefill that it was given recently.
+    pub(super) fn recent_ns(&self, now: u64) -> u64 {
+        decayed(self.recent_ns, now.saturating_sub(self.recent_at), RECENT_HALF_LIFE_NS) as u64
+    }
+
+    pub(super) fn give(&mut self, prefill_ns: u64, tokens: u32, now: u64) {
+        self.recent_ns = self.recent_ns(now) as f64 + prefill_ns as f64;
+        self.recent_at = self.recent_at.max(now);
+        self.cached_tokens += f64::from(tokens);
+    }
+}
+
+/// `value` after `elapsed`, when it halves every `half_life`: exact at its multiples, linear between them, so
+/// that no exponential function is needed.
+pub(super) fn decayed(value: f64, elapsed: u64, half_life: u64) -> f64 {
+    let half_life = half_life.max(1);
+    let halvings = (elapsed / half_life).min(64);
+    let rest = (elapsed % half_life) as f64 / half_life as f64;
+    value / (1_u128 << halvings) as f64 * (1.0 - 0.5 * rest)
+}
+
+fn ns_per_byte(bytes_per_s: u64) -> f64 {
+    if bytes_per_s == 0 { 0.0 } else { 1e9 / bytes_per_s as f64 }
+}
+
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub config: SchedulerConfig,
+    pub kinds: Vec<Kind>,
+    pub instances: Vec<Instance>,
+    vacant: Vec<u32>,
+    slots: HashMap<InstanceId, u32, foldhash::fast::FixedState>,
+    /// Nanoseconds per byte from rack to rack.
+    rack_ns_per_byte: Box<[f64]>,
+    pub book: Book,
+    pub lengths: Lengths,
+    pub replication: Option<Replication>,
+    pub counters: Counters,
+    pub ttft_errors: ErrorHistogram,
+    pub refusing_ttft: bool,
+    pub refusing_tbt: bool,
+}
+
+impl Cluster {
+    pub(super) fn new(config: SchedulerConfig) -> Self {
+        let limits = config.limits;
+        let racks = usize::from(limits.racks.max(1));
+        let rate = ns_per_byte(config.bandwidth_bytes_per_s);
+        Self {
+            kinds: Vec::new(),
+            instances: Vec::with_capacity(limits.instances as usize),
+            vacant: Vec::with_capacity(limits.instances as usize),
+            slots: HashMap::with_capacity_and_hasher(
+                limits.instances as usize,
+                foldhash::fast::FixedState::default(),
+            ),
+            rack_ns_per_byte: (0..racks * racks).map(|_| rate).collect(),
+            book: Book::new(limits.reservations),
+            lengths: Lengths::new(limits.models, config.output_tokens_first, config.output_quantile),
+            replication: config.replication.map(Replication::new),
+            counters: Counters::default(),
+            ttft_errors: ErrorHistogram::new(ERROR_MEMORY),
+            refusing_ttft: false,
+            refusing_tbt: false,
+            config,
+        }
+    }
+
+    pub(super) fn add_kind(&mut self, model: CostModel) -> KindId {
+        let fit = self.config.online_fit;
+        self.kinds.push(Kind {
+            model,
+            prefill: fit.map(|fit| PrefillFit::new(&model.prefill, fit)),
+            step: fit.map(|fit| StepFit::new(&model.decode, fit)),
+        });
+        KindId((self.kinds.len() - 1) as u16)
+    }
+
+    pub(super) fn add_instance(&mut self, spec: InstanceSpec) -> Result<(), InstanceError> {
+        let racks = self.config.limits.racks.max(1);
+        if self.slots.contains_key(&spec.id) {
+            return Err(InstanceError::Exists(spec.id));
+        }
+        if usize::from(spec.kind.0) >= self.kinds.len() {
+            return Err(InstanceError::UnknownKind(spec.kind));
+        }
+        if spec.rack >= racks {
+            return Err(InstanceError::BadRack { rack: spec.rack, max: racks });
+        }
+        let id = spec.id;
+        let slot = if let Some(slot) = self.vacant.pop() {
+            self.instances[slot as usize] = Instance::new(spec);
+            slot
+        } else {
+            let max = self.config.limits.instances;
+            if self.instances.len() >= max as usize {
+                return Err(InstanceError::TooMany { max });
+            }
+            self.instances.push(Instance::new(spec));
+            self.instances.len() as u32 - 1
+        };
+        self.slots.insert(id, slot);
+        Ok(())
+    }
+
+    /// The slot of an instance that has no reservation any more may be used again.
+    pub(super) fn vacate(&mut self, slot: u32) {
+        let instance = &mut self.instances[slot as usize];
+        instance.state = State::Vacant;
+        self.slots.remove(&instance.spec.id);
+        self.vacant.push(slot);
+    }
+
+    pub(super) fn slot(&self, id: InstanceId) -> Option<u32> {
+        self.slots.get(&id).copied()
+    }
+
+    pub(super) fn instance(&self, slot: u32) -> &Instance {
+        &self.instances[slot as usize]
+    }
+
+    pub(super) fn instance_mut(&mut self, slot: u32) -> &mut Instance {
+        &mut self.instances[slot as usize]
+    }
+
+    pub(super) fn model(&self, instance: &Instance) -> &CostModel {
+        &self.kinds[usize::from(instance.spec.kind.0)].model
+    }
+
+    pub(super) fn prefill_cost(&self, instance: &Instance) -> &PrefillCost {
+        &self.model(instance).prefill
+    }
+
+    pub(super) fn kv_bytes_per_token(&self, instance: &Instance) -> f64 {
+        self.model(instance).kv_bytes_per_token as f64
+    }
+
+    pub(super) fn set_bandwidth(&mut self, from: u16, to: u16, bytes_per_s: u64) -> bool {
+        let racks = self.config.limits.racks.max(1);
+        if from >= racks || to >= racks || bytes_per_s == 0 {
+            return false;
+        }
+        self.rack_ns_per_byte[usize::from(from) * usize::from(racks) + usize::from(to)] =
+            ns_per_byte(bytes_per_s);
+        true
+    }
+
+    pub(super) fn tier_ns_per_byte(&self, tier: Tier) -> f64 {
+        ns_per_byte(self.config.tiers[tier as usize].bytes_per_s)
+    }
+
+    pub(super) fn tier_latency_ns(&self, tier: Tier) -> u64 {
+        u64::try_from(self.config.tiers[tier as usize].latency.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Nanoseconds per byte between two instances; [`NONE`] sends for the store.
+    pub(super) fn ns_per_byte(&self, from: u32, to: u32, tier: Option<Tier>) -> f64 {
+        let receiver = self.instance(to);
+        let tier = tier.map_or(0.0, |tier| self.tier_ns_per_byte(tier));
+        let rate = receiver.nic_ns_per_byte.max(tier);
+        if from == NONE {
+            return rate.max(ns_per_byte(self.config.bandwidth_bytes_per_s));
+        }
+        let sender = self.instance(from);
+        let racks = usize::from(self.config.limits.racks.max(1));
+        let rack = usize::from(sender.spec.rack) * racks + usize::from(receiver.spec.rack);
+        rate.max(sender.nic_ns_per_byte).max(self.rack_ns_per_byte[rack])
+    }
+
+    /// Books a transfer that may begin at `earliest`; returns when it should end.
+    pub(super) fn book_transfer(&mut self, from: u32, to: u32, earliest: u64, span: u64) -> Booking {
+        let mut begin = self.instance(to).ingress.free(earliest);
+        if from != NONE {
+            begin = begin.max(self.instance(from).egress.free(earliest));
+        }
+        let end = begin.saturating_add(span);
+        self.instance_mut(to).ingress.book(end);
+        if from != NONE {
+            self.instance_mut(from).egress.book(end);
+        }
+        Booking { from, to, span, end }
+    }
+
+    pub(super) fn release_transfer(&mut self, booking: Booking, now: u64) {
+        let Booking { from, to, span, end } = booking;
+        if to != NONE {
+            self.instance_mut(to).ingress.release(end, span, now);
+        }
+        if from != NONE {
+            self.instance_mut(from).egress.release(end, span, now);
+        }
+    }
+
+    /// Times of every request in the queue of `slot`, again: after a report, or when one left.
+    pub(super) fn recompute(&mut self, slot: u32, now: u64) {
+        let layerwise = self.config.layerwise;
+        let Self { instances, book, .. } = self;
+        let instance = &mut instances[slot as usize];
+        let (mut free_at, mut ship_free_at, mut head_end) = (now, instance.egress.free(now), None);
+        let mut at = instance.queue.head();
+        while let Some(member) = at {
+            let r = book.get_mut(member);
+            let start = match r.started {
+                Some(started) => started.as_nanos(),
+                None => free_at.max(r.ready),
+            };
+            let end = start.saturating_add(r.prefill_ns).max(now);
+            (r.start, r.end) = (start, end);
+            free_at = free_at.max(start.saturating_add(r.occupancy_ns));
+            head_end.get_or_insert(end);
+            if let Some(ship) = r.ship_pending {
+                ship_free_at = ship_end(ship_free_at, start, end, ship.span, layerwise);
+            }
+            at = book.next(member);
+        }
+        instance.free_at = free_at;
+        instance.ship_free_at = ship_free_at;
+        instance.head_end = head_end.unwrap_or(now);
+    }
+
+    /// Takes `slot` out of the queue of its prefill instance.
+    pub(super) fn leave_queue(&mut self, slot: u32, now: u64) {
+        let r = self.book.get(slot);
+        let (prefill, uncached) = (r.prefill, r.uncached);
+        if !r.in_queue() || prefill == NONE {
+            return;
+        }
+        let Self { instances, book, .. } = self;
+        let instance = &mut instances[prefill as usize];
+        book.unlink_queue(&mut instance.queue, slot);
+        instance.queued_tokens = instance.queued_tokens.saturating_sub(u64::from(uncached));
+        self.recompute(prefill, now);
+    }
+
+    /// Removes everything that `slot` has booked; the reservation itself stays.
+    pub(super) fn unbook(&mut self, slot: u32, now: Instant) {
+        let nanos = now.as_nanos();
+        self.leave_queue(slot, nanos);
+        let r = self.book.get_mut(slot);
+        r.stage = Stage::Prefilled;
+        let (fetch, ship, pending, counted) =
+            (r.fetch.take(), r.ship.take(), r.ship_pending.take(), r.counted.take());
+        let decode = r.decode;
+        for booking in fetch.into_iter().chain(ship) {
+            self.release_transfer(booking, nanos);
+        }
+        if decode == NONE {
+            return;
+        }
+        let instance = self.instance_mut(decode);
+        if let Some(PendingShip { span, step }) = pending {
+            instance.arrivals.advance(now);
+            instance.arrivals.remove(step, span);
+        }
+        if let Some(entry) = counted {
+            instance.projection.advance(now);
+            instance.projection.remove(entry);
+        }
+    }
+
+    /// Ends a reservation.
+    pub(super) fn end(&mut self, slot: u32, now: Instant) {
+        if self.book.get(slot).stage == Stage::Orphan {
+            self.book.drop_orphan(slot);
+        }
+        let r = self.book.get(slot);
+        let (prefill, decode) = (r.prefill, r.decode);
+        self.unbook(slot, now);
+        self.book.give_back(slot);
+        self.vacate_if_drained(prefill);
+        self.vacate_if_drained(decode);
+    }
+
+    pub(super) fn vacate_if_drained(&mut self, slot: u32) {
+        if slot == NONE {
+            return;
+        }
+        let instance = self.instance(slot);
+        let idle = instance.queue.len() == 0
+            && instance.projection.requests() == 0
+            && instance.egress.outstanding() == 0
+            && instance.ingress.outstanding() == 0;
+        if instance.state == State::Draining && idle {
+            self.vacate(slot);
+        }
+    }
+
+    /// What an engine says corrects what we believe.
+    pub(super) fn load_report(&mut self, now: Instant, slot: u32, report: &LoadReport) {
+        let queue = self.instance(slot).queue;
+        let idle = queue.len() == 0;
+        let kind = usize::from(self.instance(slot).spec.kind.0);
+        let (per_token, requests) = {
+            let instance = self.instance(slot);
+            (self.prefill_cost(instance).per_token, instance.projection.requests())
+        };
+        let instance = &mut self.instances[slot as usize];
+        if let Some(waiting) = report.waiting_uncached_tokens {
+            // More than we placed: others place there, too. Less may still be on its way to the engine.
+            let foreign = waiting.saturating_sub(instance.queued_tokens);
+            instance.foreign_ns = crate::cost::nanos(per_token * foreign as f64);
+        }
+        if let Some(max) = report.kv_tokens_max {
+            instance.spec.kv_tokens_max = max;
+        }
+        instance.projection.advance(now);
+        let known = instance.projection.at(now);
+        if let (Some(running), true) = (report.running, instance.spec.role != Role::Prefill) {
+            instance.foreign.sequences = (i64::from(running) - requests as i64).max(0);
+            if let Some(tokens) = report.kv_tokens {
+                let foreign = i64::try_from(tokens).unwrap_or(i64::MAX).saturating_sub(known.kv).max(0);
+                let foreign = if instance.foreign.sequences > 0 { foreign } else { 0 };
+                (instance.foreign.context, instance.foreign.kv) = (foreign, foreign);
+            }
+        }
+        let pair = report.counters.and_then(|counters| instance.window.report(counters, idle));
+        let kind = &mut self.kinds[kind];
+        if let (Some((work, time)), Some(fit)) = (pair, &mut kind.prefill) {
+            fit.observe(&work, time);
+            kind.model.prefill = fit.cost();
+        }
+        if let (Some(step), Some(b), Some(tokens), Some(fit)) =
+            (report.step, report.running, report.kv_tokens, &mut kind.step)
+        {
+            fit.observe(b, tokens, step);
+            kind.model.decode = fit.cost();
+        }
+        if report.running == Some(0) && report.waiting == Some(0) {
+            self.drop_phantoms(slot, now);
+        }
+    }
+
+    /// An engine without work has ended, or never got, what should have begun a while ago: its time is given back.
+    fn drop_phantoms(&mut self, slot: u32, now: Instant) {
+        /// Between our decision and the engine's report that it has the request.
+        const GRACE_NS: u64 = 2_000_000_000;
+        let mut at = self.instance(slot).queue.head();
+        while let Some(member) = at {
+            at = self.book.next(member);
+            let r = self.book.get(member);
+            if now.nanos_since(r.placed) > GRACE_NS && now.as_nanos() > r.ready.saturating_add(GRACE_NS) {
+                self.leave_queue(member, now.as_nanos());
+                self.forget_prefill(member, now);
+                self.counters.phantoms += 1;
+            }
+        }
+    }
+
+    /// The prefill of `slot` is over for its instance: its KV is not going to be shipped from there.
+    pub(super) fn forget_prefill(&mut self, slot: u32, now: Instant) {
+        let r = self.book.get_mut(slot);
+        (r.stage, r.prefill) = (Stage::Prefilled, NONE);
+        let (pending, decode) = (r.ship_pending.take(), r.decode);
+        if let (Some(PendingShip { span, step }), true) = (pending, decode != NONE) {
+            let instance = self.instance_mut(decode);
+            instance.arrivals.advance(now);
+            instance.arrivals.remove(step, span);
+        }
+    }
+
+    pub(super) fn latency(&self, slot: u32, work: &crate::cost::PrefillWork) -> (u64, u64) {
+        let instance = self.instance(slot);
+        let cost = self.prefill_cost(instance);
+        (view::latency(instance, cost, work), view::occupancy(instance, cost, work))
+    }
+}
+
+/// When KV that is shipped after (or, layer by layer, during) a prefill from `start` to `end` has arrived, if the
+/// NIC is free from `free_at` on.
+pub(super) fn ship_end(free_at: u64, start: u64, end: u64, span: u64, layerwise: bool) -> u64 {
+    let earliest = if layerwise { start } else { end };
+    free_at.max(earliest).saturating_add(span).max(end)
+}

@@ -1,0 +1,403 @@
+//! One decision: candidates and holders from the matches, the policy's choice, its prediction, the decode
+//! instance, admission, and the books.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use te_core::Instant;
+
+use super::book::{NONE, PendingShip, Stage};
+use super::cluster::{Cluster, State, ship_end};
+use super::config::Limits;
+use super::decode::{Chosen, Need, limit};
+use super::replicate::Noted;
+use super::types::{Ask, Decision, Fetch, Reason, Refusal, Role, Source};
+use super::view::{Candidate, Estimate, Holder, Placement, View};
+use super::{Policy, Scheduler};
+use crate::cost::PrefillWork;
+use crate::{InstanceMatch, Tier};
+
+/// When to ask again after a refusal that no prediction goes with.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Buffers of a decision, allocated once.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    candidates: Vec<Candidate>,
+    holders: Vec<Holder>,
+    /// Per slot of an instance: what it has.
+    matches: Vec<InstanceMatch>,
+    /// Per slot of an instance: blocks in its memory.
+    held: Vec<u32>,
+}
+
+impl Scratch {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let instances = limits.instances as usize;
+        Self {
+            candidates: Vec::with_capacity(instances),
+            // Memory and disk of every instance, and the store.
+            holders: Vec::with_capacity(2 * instances + 1),
+            matches: Vec::with_capacity(instances),
+            held: Vec::with_capacity(instances),
+        }
+    }
+}
+
+/// The part of a decision that concerns the prefill.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    candidate: Candidate,
+    estimate: Estimate,
+    own_blocks: u32,
+    from: Option<Holder>,
+    /// Nanoseconds that the fetch occupies NICs, and when it may begin.
+    fetch_span: u64,
+    fetch_earliest: u64,
+}
+
+impl Scheduler {
+    /// Places a request, and books what it will use.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`]: no instance, no room, a limit; or, with `admission`, a promise that would be missed, with the
+    /// prediction.
+    pub fn decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
+        let decision = self.try_decide(now, ask);
+        match decision {
+            Err(Refusal { reason: Reason::Ttft, .. }) => self.cluster.counters.refused_ttft += 1,
+            Err(Refusal { reason: Reason::Tbt, .. }) => self.cluster.counters.refused_tbt += 1,
+            Err(_) => self.cluster.counters.refused_other += 1,
+            Ok(_) => {}
+        }
+        decision
+    }
+
+    fn try_decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
+        self.cluster.check(ask)?;
+        if self.cluster.book.is_full() {
+            return Err(Refusal::of(Reason::Full, RETRY));
+        }
+        let (plan, chosen) = self.choose(now, ask, self.cluster.config.admission)?;
+        let slot = self.cluster.book.take(now).ok_or(Refusal::of(Reason::Full, RETRY))?;
+        let r = self.cluster.book.get_mut(slot);
+        (r.arrival, r.slo) = (now, ask.slo);
+        Ok(self.cluster.commit(now, ask, slot, &plan, &chosen))
+    }
+
+    /// Where `ask` would run. With `admission`, an error if that would miss its promises.
+    pub(super) fn place(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        slot: u32,
+        admission: bool,
+    ) -> Result<Decision, Refusal> {
+        self.cluster.check(ask)?;
+        let (plan, chosen) = self.choose(now, ask, admission)?;
+        Ok(self.cluster.commit(now, ask, slot, &plan, &chosen))
+    }
+
+    fn choose(&mut self, now: Instant, ask: &Ask<'_>, admission: bool) -> Result<(Plan, Chosen), Refusal> {
+        let Self { cluster, policy, scratch } = self;
+        scratch.fill(cluster, now, ask);
+        if scratch.candidates.is_empty() {
+            return Err(Refusal::of(Reason::NoPrefill, RETRY));
+        }
+        let plan =
+            scratch.plan(cluster, policy.as_mut(), now, ask).ok_or(Refusal::of(Reason::NoPrefill, RETRY))?;
+        let output_expected = ask.expected_output.unwrap_or_else(|| cluster.lengths.expected(ask.model));
+        let end = now.as_nanos().saturating_add(plan.estimate.total);
+        let need = Need {
+            prefill: plan.candidate.slot,
+            start: end.saturating_sub(plan.estimate.prefill),
+            end,
+            output_expected,
+        };
+        let tbt_max = cluster.threshold(limit(ask.slo.tbt), cluster.refusing_tbt);
+        let chosen = match cluster.choose_decode(now, ask, &scratch.held, &need, tbt_max, admission) {
+            Ok(chosen) => chosen,
+            Err(refusal) => {
+                cluster.refusing_tbt |= refusal.reason == Reason::Tbt;
+                return Err(Refusal { ttft: Duration::from_nanos(plan.estimate.total), ..refusal });
+            }
+        };
+        cluster.refusing_tbt = false;
+        let ttft = cluster.ttft(now, &plan, &chosen);
+        let ttft_max = cluster.threshold(limit(ask.slo.ttft), cluster.refusing_ttft);
+        if admission && ttft > ttft_max {
+            cluster.refusing_ttft = true;
+            return Err(Refusal {
+                reason: Reason::Ttft,
+                ttft: Duration::from_nanos(ttft),
+                tbt: Duration::from_nanos(chosen.step),
+                retry_after: Duration::from_nanos(ttft - ttft_max),
+            });
+        }
+        cluster.refusing_ttft = false;
+        scratch.note_hot(cluster, now, ask, &plan);
+        Ok((plan, chosen))
+    }
+}
+
+impl Cluster {
+    fn check(&self, ask: &Ask<'_>) -> Result<(), Refusal> {
+        if ask.tokens == 0 || ask.block_tokens == 0 || ask.tokens > self.config.limits.tokens_max {
+            return Err(Refusal::of(Reason::BadAsk, Duration::MAX));
+        }
+        Ok(())
+    }
+
+    /// The bound of a prediction. After a refusal it is lower by the hysteresis.
+    fn threshold(&self, max: u64, refusing: bool) -> u64 {
+        if refusing && max < u64::MAX {
+            (max as f64 * (1.0 - self.config.hysteresis.clamp(0.0, 1.0))) as u64
+        } else {
+            max
+        }
+    }
+
+    fn ttft(&self, now: Instant, plan: &Plan, chosen: &Chosen) -> u64 {
+        if self.config.first_token_after_transfer && chosen.ship > 0 {
+            return chosen.arrived.saturating_sub(now.as_nanos());
+        }
+        plan.estimate.total
+    }
+
+    /// Books everything for `slot`, whose arrival and promises are set.
+    fn commit(&mut self, now: Instant, ask: &Ask<'_>, slot: u32, plan: &Plan, chosen: &Chosen) -> Decision {
+        let nanos = now.as_nanos();
+        let prefill = plan.candidate.slot;
+        let reused = plan.estimate.blocks * ask.block_tokens;
+        let work = PrefillWork::of(ask.tokens, reused);
+        let (prefill_ns, occupancy_ns) = self.latency(prefill, &work);
+        let ttft = self.ttft(now, plan, chosen);
+        let fetch = plan
+            .from
+            .map(|holder| self.book_transfer(holder.slot, prefill, plan.fetch_earliest, plan.fetch_span));
+        let end = nanos.saturating_add(plan.estimate.total);
+        let start = end.saturating_sub(plan.estimate.prefill);
+        let output_expected = ask.expected_output.unwrap_or_else(|| self.lengths.expected(ask.model)).max(1);
+        let finish = chosen.arrived.saturating_add(chosen.step.saturating_mul(u64::from(output_expected)));
+        let layerwise = self.config.layerwise;
+        let decode = self.instance_mut(chosen.slot);
+        let ship_at = if layerwise { start } else { end };
+        let ship_pending = (chosen.ship > 0)
+            .then(|| PendingShip { span: chosen.ship, step: decode.arrivals.add(ship_at, chosen.ship) });
+        let (arrived, finish) = (Instant::from_nanos(chosen.arrived), Instant::from_nanos(finish));
+        let counted = decode.projection.add(chosen.load, arrived, finish);
+        let uncached = ask.tokens - reused;
+        let r = self.book.get_mut(slot);
+        r.stage = Stage::Queued;
+        (r.model, r.tokens, r.output_expected, r.placed) = (ask.model, ask.tokens, output_expected, now);
+        (r.prefill, r.decode, r.ttft_predicted, r.step_ns) = (prefill, chosen.slot, ttft, chosen.step);
+        (r.work, r.prefill_ns, r.occupancy_ns, r.uncached) = (work, prefill_ns, occupancy_ns, uncached);
+        (r.ready, r.start, r.end, r.started) = (nanos.saturating_add(plan.estimate.ready), start, end, None);
+        (r.fetch, r.ship, r.ship_pending) = (fetch, None, ship_pending);
+        (r.load, r.counted) = (chosen.load, Some(counted));
+        let instance = &mut self.instances[prefill as usize];
+        let first = instance.queue.len() == 0;
+        self.book.push_queue(&mut instance.queue, slot);
+        instance.queued_tokens += u64::from(uncached);
+        instance.head_end = if first { end } else { instance.head_end };
+        instance.free_at = start.saturating_add(occupancy_ns);
+        if let Some(ship) = ship_pending {
+            let free_at = instance.ship_free_at.max(instance.egress.free(nanos));
+            instance.ship_free_at = ship_end(free_at, start, end, ship.span, layerwise);
+        }
+        instance.give(prefill_ns, ask.tokens - plan.own_blocks * ask.block_tokens, nanos);
+        self.counters.decided += 1;
+        self.counters.fetches += u64::from(plan.from.is_some());
+        self.counters.tokens += u64::from(ask.tokens);
+        self.counters.reused_tokens += u64::from(reused);
+        let fetched = plan.from.map_or(0, |_| plan.estimate.blocks - plan.own_blocks);
+        self.counters.fetched_tokens += u64::from(fetched * ask.block_tokens);
+        Decision {
+            reservation: self.book.id(slot),
+            prefill: plan.candidate.id,
+            reuse_blocks: plan.estimate.blocks,
+            fetch: plan.from.map(|holder| Fetch {
+                from: holder.instance.map_or(Source::Store, Source::Instance),
+                tier: holder.tier,
+                first_block: plan.own_blocks,
+                blocks: fetched,
+            }),
+            decode: self.instance(chosen.slot).spec.id,
+            restored: false,
+            ttft: Duration::from_nanos(ttft),
+            tbt: Duration::from_nanos(chosen.step),
+            wait: Duration::from_nanos(ttft.saturating_sub(plan.estimate.prefill)),
+            prefill_time: Duration::from_nanos(plan.estimate.prefill),
+        }
+    }
+}
+
+impl Scratch {
+    /// Candidates and holders of `ask`.
+    fn fill(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>) {
+        // At least one token is computed, so that there are logits to draw the first token from.
+        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
+        self.matches.clear();
+        self.matches.resize(cluster.instances.len(), InstanceMatch::default());
+        self.held.clear();
+        self.held.resize(cluster.instances.len(), 0);
+        for found in ask.matches {
+            let Some(slot) = cluster.slot(found.instance) else { continue };
+            if matches!(cluster.instance(slot).state, State::Up | State::Draining) {
+                let gpu = found.gpu.min(blocks_max);
+                let cpu = found.cpu.min(blocks_max).max(gpu);
+                let disk = found.disk.min(blocks_max).max(cpu);
+                self.matches[slot as usize] = InstanceMatch { gpu, cpu, disk, ..*found };
+                self.held[slot as usize] = cpu;
+            }
+        }
+        self.fill_candidates(cluster, now, ask);
+        self.fill_holders(cluster, now, ask.store_blocks.min(blocks_max));
+    }
+
+    fn fill_candidates(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>) {
+        self.candidates.clear();
+        let nanos = now.as_nanos();
+        let queue_max = cluster.config.limits.queue_per_instance;
+        for (slot, instance) in cluster.instances.iter().enumerate() {
+            if !instance.prefills(ask.model) || instance.queue.len() >= queue_max {
+                continue;
+            }
+            let found = &self.matches[slot];
+            let decodes = instance.spec.role == Role::Both;
+            let decoding = if decodes { instance.projection.requests() as u32 } else { 0 };
+            let egress = instance.egress.free(nanos).max(instance.ship_free_at);
+            self.candidates.push(Candidate {
+                slot: slot as u32,
+                egress_wait: egress - nanos,
+                ingress_wait: instance.ingress.free(nanos) - nanos,
+                id: instance.spec.id,
+                rack: instance.spec.rack,
+                decodes,
+                gpu: found.gpu,
+                cpu: found.cpu,
+                disk: found.disk,
+                wait: instance.wait(nanos),
+                // A request that it will decode is counted there from its placement on.
+                requests: if decodes { decoding } else { instance.queue.len() },
+                queued_tokens: instance.queued_tokens,
+                decode_tokens: if decodes { instance.projection.at(now).kv.max(0) as u64 } else { 0 },
+                cached_tokens: instance.cached_tokens as u64,
+                recent_ns: instance.recent_ns(nanos),
+            });
+        }
+    }
+
+    fn fill_holders(&mut self, cluster: &Cluster, now: Instant, store_blocks: u32) {
+        self.holders.clear();
+        let nanos = now.as_nanos();
+        for (slot, found) in self.matches.iter().enumerate() {
+            if found.disk == 0 {
+                continue;
+            }
+            let instance = &cluster.instances[slot];
+            let holder = |tier, blocks| Holder {
+                slot: slot as u32,
+                rack: instance.spec.rack,
+                instance: Some(instance.spec.id),
+                tier,
+                blocks,
+                wait: instance.egress.free(nanos) - nanos,
+            };
+            if found.cpu > 0 {
+                let tier = if found.cpu > found.gpu { Tier::Cpu } else { Tier::Gpu };
+                self.holders.push(holder(tier, found.cpu));
+            }
+            if found.disk > found.cpu {
+                self.holders.push(holder(Tier::Disk, found.disk));
+            }
+        }
+        if store_blocks > 0 {
+            let (tier, blocks) = (Tier::Store, store_blocks);
+            self.holders.push(Holder { slot: NONE, rack: 0, instance: None, tier, blocks, wait: 0 });
+        }
+        self.holders.sort_unstable_by(|a, b| {
+            b.blocks
+                .cmp(&a.blocks)
+                .then(a.wait.cmp(&b.wait))
+                .then(a.tier.cmp(&b.tier))
+                .then(a.slot.cmp(&b.slot))
+        });
+        let mut kept = 0;
+        for i in 0..self.holders.len() {
+            let holder = self.holders[i];
+            if !self.holders[..kept].iter().any(|better| is_better(cluster, better, &holder)) {
+                self.holders[kept] = holder;
+                kept += 1;
+            }
+        }
+        self.holders.truncate(kept);
+    }
+
+    /// The policy's choice, and what it will take.
+    fn plan(&self, cluster: &Cluster, policy: &mut dyn Policy, now: Instant, ask: &Ask<'_>) -> Option<Plan> {
+        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
+        let view =
+            View { cluster, now, ask, candidates: &self.candidates, holders: &self.holders, blocks_max };
+        let Placement { candidate, fetch } = policy.place(&view)?;
+        let candidate = *self.candidates.get(candidate)?;
+        let own = view.own(&candidate);
+        let mut plan = Plan {
+            candidate,
+            estimate: own,
+            own_blocks: own.blocks,
+            from: None,
+            fetch_span: 0,
+            fetch_earliest: now.as_nanos(),
+        };
+        if let Some((holder, blocks)) = fetch {
+            let holder = *self.holders.get(holder)?;
+            if blocks > own.blocks && holder.blocks > own.blocks {
+                plan.estimate = view.fetched(&candidate, &own, &holder, blocks, true);
+                plan.from = Some(holder);
+                let (begin, span) = view.fetch_span(&candidate, &own, &holder, plan.estimate.blocks);
+                (plan.fetch_earliest, plan.fetch_span) = (now.as_nanos().saturating_add(begin), span);
+            }
+        }
+        Some(plan)
+    }
+}
+
+impl Scratch {
+    /// Adds up what `ask` lost because the NIC of the instance with the longest prefix was busy.
+    fn note_hot(&self, cluster: &mut Cluster, now: Instant, ask: &Ask<'_>, plan: &Plan) {
+        let longest = self.holders.iter().find(|holder| holder.instance.is_some());
+        let Some(holder) = longest.filter(|holder| holder.wait > 0 && holder.blocks > plan.own_blocks) else {
+            return;
+        };
+        let (Some(from), Some(&key)) = (holder.instance, ask.keys.get(holder.blocks as usize - 1)) else {
+            return;
+        };
+        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
+        let view =
+            View { cluster, now, ask, candidates: &self.candidates, holders: &self.holders, blocks_max };
+        let free = view.best_fetch(&plan.candidate, &view.own(&plan.candidate), holder, false);
+        let lost = plan.estimate.total.saturating_sub(free.total);
+        let idle = self.candidates.iter().filter(|candidate| candidate.disk < holder.blocks);
+        let Some(to) = idle.min_by_key(|candidate| (candidate.recent_ns, candidate.slot)) else { return };
+        let Some(replication) = cluster.replication.as_mut().filter(|_| lost > 0) else { return };
+        match replication.lost(now, key, holder.blocks, lost, from, to.id) {
+            Noted::Counted => {}
+            Noted::Asked => cluster.counters.replicated += 1,
+            Noted::Dropped => cluster.counters.replicates_dropped += 1,
+        }
+    }
+}
+
+/// Whether `better` is at least as good a source as `holder` for every candidate, itself apart (for which
+/// `holder` has nothing new either).
+fn is_better(cluster: &Cluster, better: &Holder, holder: &Holder) -> bool {
+    let same_network = better.slot == holder.slot
+        || (better.slot != NONE
+            && holder.slot != NONE
+            && better.rack == holder.rack
+            && cluster.instance(better.slot).nic_ns_per_byte()
+                <= cluster.instance(holder.slot).nic_ns_per_byte());
+    same_network && better.blocks >= holder.blocks && better.wait <= holder.wait && better.tier <= holder.tier
+}

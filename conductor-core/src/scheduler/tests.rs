@@ -1,0 +1,97 @@
+//! Decisions on small clusters, by hand.
+
+use alloc::vec;
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use te_core::Instant;
+
+use super::*;
+use crate::InstanceMatch;
+
+fn at(ms: u64) -> Instant {
+    Instant::from_millis(ms)
+}
+
+/// Prefill instances `0..prefills`, decode instances `100..100 + decodes`, in one rack.
+fn cluster(config: SchedulerConfig, prefills: u32, decodes: u32) -> Scheduler {
+    let mut scheduler = Scheduler::new(config);
+    let kind = scheduler.add_kind(CostModel::LLAMA3_70B_A800);
+    for i in 0..prefills {
+        scheduler.add_instance(InstanceSpec::new(InstanceId(i), Role::Prefill, kind)).expect("a free name");
+    }
+    for i in 0..decodes {
+        scheduler
+            .add_instance(InstanceSpec::new(InstanceId(100 + i), Role::Decode, kind))
+            .expect("a free name");
+    }
+    scheduler
+}
+
+fn ask(tokens: u32, matches: &[InstanceMatch]) -> Ask<'_> {
+    Ask {
+        model: 0,
+        tokens,
+        block_tokens: 512,
+        matches,
+        store_blocks: 0,
+        keys: &[],
+        expected_output: Some(200),
+        slo: Slo::NONE,
+    }
+}
+
+fn has(instance: u32, blocks: u32) -> InstanceMatch {
+    InstanceMatch { instance: InstanceId(instance), dp_rank: 0, gpu: 0, cpu: blocks, disk: blocks }
+}
+
+#[test]
+fn an_idle_cluster_prefills_where_the_prefix_is() {
+    let mut scheduler = cluster(SchedulerConfig::default(), 4, 2);
+    let decision = scheduler.decide(at(0), &ask(10_000, &[has(2, 15)])).expect("an idle cluster");
+    assert_eq!((decision.prefill, decision.reuse_blocks, decision.fetch), (InstanceId(2), 15, None));
+    let prefill = CostModel::LLAMA3_70B_A800.prefill.time(10_000, 15 * 512);
+    assert_eq!(decision.prefill_time, prefill);
+}
+
+#[test]
+fn a_queue_at_the_holder_sends_the_request_elsewhere_with_a_fetch() {
+    let mut scheduler = cluster(SchedulerConfig::default(), 2, 2);
+    let matches = vec![has(0, 60)];
+    scheduler.decide(at(0), &ask(100_000, &[has(0, 1)])).expect("placed");
+    let decision = scheduler.decide(at(0), &ask(32_000, &matches)).expect("placed");
+    assert_eq!(decision.prefill, InstanceId(1));
+    let fetch = decision.fetch.expect("a fetch");
+    assert_eq!((fetch.from, fetch.first_block, fetch.blocks), (Source::Instance(InstanceId(0)), 0, 60));
+}
+
+#[test]
+fn a_life_leaves_nothing_behind() {
+    let mut scheduler = cluster(SchedulerConfig::default(), 2, 2);
+    let ids: Vec<_> =
+        (0..8).map(|_| scheduler.decide(at(0), &ask(8_000, &[])).expect("placed").reservation).collect();
+    for (i, id) in ids.into_iter().enumerate() {
+        let t = 1_000 * (i as u64 + 1);
+        assert_eq!(scheduler.prefill_started(at(t), id), Ok(()));
+        assert_eq!(scheduler.prefill_done(at(t + 900), id), Ok(()));
+        assert_eq!(scheduler.transfer_done(at(t + 950), id), Ok(()));
+        assert_eq!(scheduler.first_token(at(t + 960), id), Ok(()));
+        assert_eq!(scheduler.output_tokens(at(t + 1_500), id, 10), Ok(()));
+        assert_eq!(scheduler.done(at(t + 2_000), id, 20), Ok(()));
+        assert_eq!(scheduler.done(at(t + 2_000), id, 20), Err(Stale));
+    }
+    assert!(scheduler.is_balanced());
+    assert_eq!((scheduler.counters().done, scheduler.counters().stale), (8, 8));
+}
+
+#[test]
+fn a_promise_that_would_be_missed_is_refused_with_the_prediction() {
+    let mut scheduler = cluster(SchedulerConfig::default(), 1, 1);
+    let slo = Slo { ttft: Duration::from_secs(30), tbt: Duration::from_millis(100) };
+    let asked = Ask { slo, ..ask(100_000, &[]) };
+    scheduler.decide(at(0), &asked).expect("an idle cluster");
+    let refusal = scheduler.decide(at(0), &asked).expect_err("the second would take twice as long");
+    assert_eq!(refusal.reason, Reason::Ttft);
+    let excess = refusal.ttft - slo.ttft;
+    assert!(refusal.retry_after >= excess && refusal.retry_after < excess + Duration::from_secs(1));
+}

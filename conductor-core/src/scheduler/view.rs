@@ -1,0 +1,277 @@
+//! What a policy sees: the instances that could prefill, who has the prompt's blocks, and what things would take.
+
+use te_core::Instant;
+
+use super::cluster::{Cluster, Instance};
+use super::types::Ask;
+use crate::cost::{PrefillCost, PrefillWork, nanos};
+use crate::{InstanceId, Tier};
+
+/// An instance that could prefill the request.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    pub(super) slot: u32,
+    pub(super) egress_wait: u64,
+    pub(super) ingress_wait: u64,
+    /// Its name.
+    pub id: InstanceId,
+    /// Its rack.
+    pub rack: u16,
+    /// Whether it also decodes.
+    pub decodes: bool,
+    /// Blocks of the prompt in its GPU's memory.
+    pub gpu: u32,
+    /// Blocks in its GPU's and its host's memory.
+    pub cpu: u32,
+    /// Blocks on any of its tiers.
+    pub disk: u32,
+    /// Nanoseconds until its queue has drained.
+    pub wait: u64,
+    /// Requests that it prefills or will, and, if it also decodes, those that it decodes or will.
+    pub requests: u32,
+    /// Tokens without KV in its queue.
+    pub queued_tokens: u64,
+    /// Tokens of KV of the requests that it decodes.
+    pub decode_tokens: u64,
+    /// Tokens whose KV was computed or fetched here, as far as we placed them; fades as its cache is replaced.
+    pub cached_tokens: u64,
+    /// Nanoseconds of prefill that it was given recently (halved every minute).
+    pub recent_ns: u64,
+}
+
+/// Somebody who has blocks of the prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct Holder {
+    /// The instance's slot, or none for the store.
+    pub(super) slot: u32,
+    pub(super) rack: u16,
+    /// The instance; `None` for the shared store.
+    pub instance: Option<InstanceId>,
+    /// The slowest tier that is read.
+    pub tier: Tier,
+    /// Blocks, from the prompt's beginning.
+    pub blocks: u32,
+    /// Nanoseconds until its NIC is free.
+    pub wait: u64,
+}
+
+/// What a placement would take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Estimate {
+    /// Nanoseconds from now to the end of the prefill.
+    pub total: u64,
+    /// Nanoseconds of them in which the prefill runs.
+    pub prefill: u64,
+    /// Nanoseconds from now until the KV to reuse is there (whether or not the queue has drained by then).
+    pub ready: u64,
+    /// Blocks that are reused, fetched ones included.
+    pub blocks: u32,
+}
+
+/// Where a policy puts a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Placement {
+    /// The index into [`View::candidates`].
+    pub candidate: usize,
+    /// The index into [`View::holders`] and the blocks to have in all after the fetch, if anything is fetched.
+    pub fetch: Option<(usize, u32)>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct View<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) now: Instant,
+    pub(super) ask: &'a Ask<'a>,
+    pub(super) candidates: &'a [Candidate],
+    pub(super) holders: &'a [Holder],
+    pub(super) blocks_max: u32,
+}
+
+impl<'a> View<'a> {
+    /// The instances that could prefill, never empty, in the order in which they were added.
+    #[must_use]
+    pub const fn candidates(&self) -> &'a [Candidate] {
+        self.candidates
+    }
+
+    /// Who has blocks of the prompt, by falling number of blocks. Those that another one of the same rack
+    /// equals in blocks and is sooner free than are left out.
+    #[must_use]
+    pub const fn holders(&self) -> &'a [Holder] {
+        self.holders
+    }
+
+    /// The time of the decision.
+    #[must_use]
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Blocks that can be reused at most: at least one token has to be computed.
+    #[must_use]
+    pub const fn blocks_max(&self) -> u32 {
+        self.blocks_max
+    }
+
+    /// Tokens per block.
+    #[must_use]
+    pub const fn block_tokens(&self) -> u32 {
+        self.ask.block_tokens
+    }
+
+    /// The candidate with the least `key`, the first of several, with what it has itself.
+    #[must_use]
+    pub fn least<K: PartialOrd>(&self, key: impl Fn(&Candidate) -> K) -> Option<Placement> {
+        let mut best: Option<(K, usize)> = None;
+        for (i, candidate) in self.candidates.iter().enumerate() {
+            let key = key(candidate);
+            if best.as_ref().is_none_or(|(least, _)| key < *least) {
+                best = Some((key, i));
+            }
+        }
+        best.map(|(_, candidate)| Placement { candidate, fetch: None })
+    }
+
+    /// Blocks of the prompt, the last one possibly not full.
+    #[must_use]
+    pub const fn blocks(&self) -> u32 {
+        self.ask.tokens.div_ceil(self.ask.block_tokens)
+    }
+
+    /// Nanoseconds of prefill on `candidate` when `blocks` are reused.
+    #[must_use]
+    pub fn prefill(&self, candidate: &Candidate, blocks: u32) -> u64 {
+        let instance = self.instance(candidate);
+        let reused = blocks.min(self.blocks_max) * self.ask.block_tokens;
+        latency(instance, self.cluster.prefill_cost(instance), &PrefillWork::of(self.ask.tokens, reused))
+    }
+
+    /// The prefill on `candidate` with what it has itself: from the tiers that pay.
+    #[must_use]
+    pub fn own(&self, candidate: &Candidate) -> Estimate {
+        let estimate = |blocks, ready: u64| {
+            let prefill = self.prefill(candidate, blocks);
+            Estimate { total: candidate.wait.max(ready).saturating_add(prefill), prefill, ready, blocks }
+        };
+        let memory = estimate(candidate.cpu, 0);
+        if candidate.disk <= candidate.cpu {
+            return memory;
+        }
+        let rate = self.cluster.tier_ns_per_byte(Tier::Disk);
+        let bytes = self.bytes(candidate, candidate.disk - candidate.cpu);
+        let load = self.cluster.tier_latency_ns(Tier::Disk).saturating_add((bytes * rate) as u64);
+        memory.min(estimate(candidate.disk, load))
+    }
+
+    /// Bytes of KV of `blocks` on `candidate`.
+    fn bytes(&self, candidate: &Candidate, blocks: u32) -> f64 {
+        let instance = self.instance(candidate);
+        f64::from(blocks) * f64::from(self.ask.block_tokens) * self.cluster.kv_bytes_per_token(instance)
+    }
+
+    /// When a fetch from `holder` would begin to deliver, and nanoseconds per block.
+    fn fetch_rate(&self, candidate: &Candidate, holder: &Holder, booked: bool) -> (u64, f64) {
+        let wait = if booked { holder.wait.max(candidate.ingress_wait) } else { 0 };
+        let rate = self.cluster.ns_per_byte(holder.slot, candidate.slot, Some(holder.tier));
+        (wait.saturating_add(self.cluster.tier_latency_ns(holder.tier)), rate * self.bytes(candidate, 1))
+    }
+
+    /// The prefill on `candidate` after fetching up to block `blocks` from `holder`, on top of `own`. With
+    /// `booked`, the fetch waits for the transfers that are booked on both NICs.
+    #[must_use]
+    pub fn fetched(
+        &self,
+        candidate: &Candidate,
+        own: &Estimate,
+        holder: &Holder,
+        blocks: u32,
+        booked: bool,
+    ) -> Estimate {
+        let (begin, per_block) = self.fetch_rate(candidate, holder, booked);
+        self.cut(candidate, own, begin, per_block, blocks.min(holder.blocks))
+    }
+
+    /// When the fetch of `blocks` begins, in nanoseconds from now, and how many its NICs are busy with it.
+    pub(super) fn fetch_span(
+        &self,
+        candidate: &Candidate,
+        own: &Estimate,
+        holder: &Holder,
+        blocks: u32,
+    ) -> (u64, u64) {
+        let (begin, per_block) = self.fetch_rate(candidate, holder, true);
+        (begin, (f64::from(blocks.saturating_sub(own.blocks)) * per_block) as u64)
+    }
+
+    /// As [`fetched`](Self::fetched), with the number of blocks that makes the prefill end first.
+    ///
+    /// Up to the cut at which the fetch ends with the queue's wait, every block is free. Beyond it the end moves
+    /// by the transfer of a block less its prefill, which falls: its sum is concave, so that the best cut is
+    /// this one, or everything.
+    #[must_use]
+    pub fn best_fetch(
+        &self,
+        candidate: &Candidate,
+        own: &Estimate,
+        holder: &Holder,
+        booked: bool,
+    ) -> Estimate {
+        let (begin, per_block) = self.fetch_rate(candidate, holder, booked);
+        let all = self.cut(candidate, own, begin, per_block, holder.blocks);
+        let wait = candidate.wait.max(own.ready);
+        if all.ready <= wait || begin >= wait || per_block <= 0.0 {
+            return all;
+        }
+        let free = ((wait - begin) as f64 / per_block) as u32;
+        let blocks = own.blocks.saturating_add(free).min(holder.blocks);
+        if blocks <= own.blocks { all } else { all.min(self.cut(candidate, own, begin, per_block, blocks)) }
+    }
+
+    fn cut(
+        &self,
+        candidate: &Candidate,
+        own: &Estimate,
+        begin: u64,
+        per_block: f64,
+        blocks: u32,
+    ) -> Estimate {
+        let fetch = (f64::from(blocks.saturating_sub(own.blocks)) * per_block) as u64;
+        let ready = own.ready.max(begin.saturating_add(fetch));
+        let prefill = self.prefill(candidate, blocks);
+        Estimate { total: candidate.wait.max(ready).saturating_add(prefill), prefill, ready, blocks }
+    }
+
+    /// Nanoseconds that the KV of a prefill on `candidate` that ends after `end` would wait for its NIC.
+    #[must_use]
+    pub fn ship_wait(&self, candidate: &Candidate, end: u64) -> u64 {
+        if candidate.decodes || !self.cluster.config.first_token_after_transfer {
+            return 0;
+        }
+        candidate.egress_wait.saturating_sub(end)
+    }
+
+    fn instance(&self, candidate: &Candidate) -> &Instance {
+        &self.cluster.instances[candidate.slot as usize]
+    }
+}
+
+/// Nanoseconds from the beginning to the end of a prefill: on a pipeline of stages, a prompt of several chunks
+/// is in several stages at a time.
+pub(super) fn latency(instance: &Instance, cost: &PrefillCost, work: &PrefillWork) -> u64 {
+    let alone = cost.seconds(work);
+    if instance.spec.stages <= 1 {
+        return nanos(alone);
+    }
+    let stages = f64::from(instance.spec.stages);
+    let chunks = match instance.spec.chunk_tokens {
+        0 => 1.0,
+        chunk => ((work.uncached as u64).div_ceil(u64::from(chunk)) as f64).max(1.0),
+    };
+    nanos(alone * (chunks + stages - 1.0) / (chunks * stages))
+}
+
+/// Nanoseconds after which an instance can begin with the next prefill.
+pub(super) fn occupancy(instance: &Instance, cost: &PrefillCost, work: &PrefillWork) -> u64 {
+    nanos(cost.seconds(work) / f64::from(instance.spec.stages.max(1)))
+}

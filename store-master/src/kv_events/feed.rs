@@ -1,0 +1,176 @@
+//! [`Feed`]: the side of the serving thread, which tells the publisher what has changed after each turn.
+
+use std::str;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Sender;
+
+use mio::Waker;
+use store_core::{KvEvent, KvEvents, KvTier, Master};
+
+use super::{KvEventsStats, Shared};
+
+/// Bytes of events that may wait for the publisher. Beyond them everything is told anew later.
+const QUEUED_BYTES_MAX: u64 = 256 << 20;
+
+/// What the publisher is told.
+#[derive(Debug)]
+pub(crate) enum Told {
+    /// An epoch begins: followers forget everything.
+    Begin,
+    /// What has changed.
+    Changes(Batch),
+    /// Objects of a snapshot.
+    Page(Batch),
+    /// The snapshot is complete.
+    SnapshotEnd,
+}
+
+/// Events, without an allocation for each.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    text: String,
+    items: Vec<Item>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    tenant_bytes: u32,
+    key_bytes: u32,
+    tier: KvTier,
+    stored: bool,
+}
+
+/// An event of a batch. Keys that are no text are left out: routers name objects by text.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) tenant: &'a str,
+    pub(crate) key: &'a str,
+    pub(crate) tier: KvTier,
+    pub(crate) stored: bool,
+}
+
+impl Batch {
+    fn push(&mut self, event: KvEvent<'_>) {
+        let Ok(key) = str::from_utf8(event.key) else { return };
+        self.text.push_str(event.tenant);
+        self.text.push_str(key);
+        let (tenant_bytes, key_bytes) = (event.tenant.len() as u32, key.len() as u32);
+        self.items.push(Item { tenant_bytes, key_bytes, tier: event.tier, stored: event.stored });
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.text.len() + self.items.len() * size_of::<Item>()) as u64
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Entry<'_>> {
+        let mut rest = &*self.text;
+        self.items.iter().map(move |item| {
+            let (tenant, others) = rest.split_at(item.tenant_bytes as usize);
+            let (key, others) = others.split_at(item.key_bytes as usize);
+            rest = others;
+            Entry { tenant, key, tier: item.tier, stored: item.stored }
+        })
+    }
+}
+
+/// Where a scan of all objects is, and for whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scan {
+    None,
+    /// For every follower: the epoch has just begun.
+    Epoch(u64),
+    /// For those who asked.
+    Snapshot(u64),
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    /// `None` while this master does not lead: nothing is found.
+    events: Option<KvEvents>,
+    scan: Scan,
+    to: Sender<Told>,
+    publisher: Arc<Waker>,
+    shared: Arc<Shared>,
+}
+
+impl Feed {
+    pub(super) fn new(to: Sender<Told>, publisher: Arc<Waker>, shared: Arc<Shared>) -> Self {
+        Self { events: None, scan: Scan::None, to, publisher, shared }
+    }
+
+    pub(crate) fn stats(&self) -> KvEventsStats {
+        self.shared.stats()
+    }
+
+    /// An epoch begins: this master leads from here on.
+    pub(crate) fn begin(&mut self, master: &mut Master) {
+        self.events = Some(KvEvents::new(master));
+        self.scan = Scan::Epoch(0);
+        self.tell(Told::Begin);
+    }
+
+    /// This master leads no more.
+    pub(crate) fn end(&mut self) {
+        if self.events.take().is_some() {
+            self.scan = Scan::None;
+            self.tell(Told::Begin);
+        }
+    }
+
+    /// Tells what has changed since the last turn, and a page of what is being told anew. Returns whether there
+    /// is more to tell at once.
+    pub(crate) fn turn(&mut self, master: &mut Master) -> bool {
+        let Some(events) = &mut self.events else {
+            if self.shared.snapshot_wanted.swap(false, Ordering::AcqRel) {
+                self.tell(Told::SnapshotEnd);
+            }
+            return false;
+        };
+        let mut batch = Batch::default();
+        let drained = events.drain(master, |event| batch.push(event));
+        self.shared.objects.store(events.len() as u64, Ordering::Relaxed);
+        if drained.is_err() || self.shared.queued_bytes.load(Ordering::Acquire) > QUEUED_BYTES_MAX {
+            self.begin(master);
+            return true;
+        }
+        if !batch.items.is_empty() {
+            self.tell(Told::Changes(batch));
+        }
+        if self.scan == Scan::None && self.shared.snapshot_wanted.swap(false, Ordering::AcqRel) {
+            self.scan = Scan::Snapshot(0);
+        }
+        self.page(master)
+    }
+
+    fn page(&mut self, master: &Master) -> bool {
+        let (Scan::Epoch(cursor) | Scan::Snapshot(cursor)) = self.scan else { return false };
+        let Some(events) = &mut self.events else { return false };
+        let mut batch = Batch::default();
+        let next = events.scan(master, cursor, |event| batch.push(event));
+        let for_all = matches!(self.scan, Scan::Epoch(_));
+        if !batch.items.is_empty() {
+            self.tell(if for_all { Told::Changes(batch) } else { Told::Page(batch) });
+        }
+        self.scan = match (next, for_all) {
+            (0, _) => Scan::None,
+            (next, true) => Scan::Epoch(next),
+            (next, false) => Scan::Snapshot(next),
+        };
+        if next == 0 && !for_all {
+            self.tell(Told::SnapshotEnd);
+        }
+        next != 0
+    }
+
+    fn tell(&self, told: Told) {
+        if let Told::Changes(batch) | Told::Page(batch) = &told {
+            Shared::add(&self.shared.queued_bytes, batch.bytes());
+            self.shared.events_total.fetch_add(batch.items.len() as u64, Ordering::Relaxed);
+        }
+        // The publisher is gone only when the master ends.
+        let _ = self.to.send(told);
+        let _ = self.publisher.wake();
+    }
+}
