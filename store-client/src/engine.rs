@@ -20,8 +20,9 @@ pub(crate) fn start(mut config: Config) -> Result<Engine, StartError> {
     Ok(engine)
 }
 
-/// Allocations of the master begin and end at lines of the cache ([`store_core::allocator::GRAIN_BYTES`]), and
-/// one process writes one: in pools without coherent caches, it may write parts of lines.
+/// Allocations of the master begin and end at lines of the cache
+/// ([`store_core::allocator::GRAIN_BYTES`]), and one process writes one: in pools without coherent caches, it
+/// may write parts of lines.
 #[cfg_attr(not(feature = "cxl"), allow(clippy::missing_const_for_fn, reason = "not where it is built"))]
 pub(crate) fn sole_writer(config: &mut Config) {
     #[cfg(feature = "cxl")]

@@ -12,9 +12,9 @@
 //!
 //! The lock is the process' own matter: the master compares lock domains and believes what it is told, as it
 //! believes a node's exports. Epochs grow over all extents and pages of a pool. A master that has lost its
-//! state is told the epochs that are in the pool, and which pages have a record there: a page whose record says
-//! that its process uses it no more is free, and one whose record names the lock domain of who asks is that
-//! process' own if nobody holds the lock on it. What a process found
+//! state is told the epochs that are in the pool, and which pages have a record there: a page whose record
+//! says that its process uses it no more is free, and so is one whose record names the lock domain of the
+//! process that asks, if no process holds the lock on it. What a process found
 //! there counts for the lineage of the master under which it looked: another lineage may have given the same
 //! to another process since.
 

@@ -390,7 +390,7 @@ fn a_master_without_state_gives_pages_of_processes_that_have_ended_as_their_host
     };
     let full = |elsewhere| PageGiven::Full { elsewhere };
     let locked = |found| PageFound { locked: true, ..found };
-    // Nobody of the host holds the lock that the process has held there.
+    // No process of the host holds the lock that the process has held there.
     let mut master = master();
     let records = [of(0, 1, 10), of(1, 2, 20)];
     assert_eq!(take(&mut master, &page(8, 30), &records), full(2), "another host sees no locks");

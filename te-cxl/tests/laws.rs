@@ -681,6 +681,11 @@ fn a_sole_writer_of_its_lines_writes_parts_of_them_and_changes_no_other_byte() {
         assert!(found == bytes && peek(ours, at, len) == bytes, "{len} bytes at {at}");
     }
     assert!(matches!(pool.write(ours, 2 * MIB - 1, &[0; 2]), Err(PoolError::Outside)));
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ends.file.fd));
+    let to_read = Pool::open_to_read(std::path::Path::new(&path), Flush, None).unwrap();
+    let theirs = to_read.claim(ends.file.claim(3, 1, 9)).unwrap();
+    let refused = to_read.write(theirs, 0, &[0]);
+    assert!(matches!(refused, Err(PoolError::Memory(error)) if error.kind == ErrorKind::AccessDenied));
     assert!(matches!(pool.read(ours, 2 * MIB, &mut [0]), Err(PoolError::Outside)));
     (peer.deregister(own).unwrap(), peer.deregister(REGION).unwrap());
     ends.peer.detach(REMOTE).unwrap();

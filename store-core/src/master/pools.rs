@@ -60,8 +60,8 @@ impl Master {
         self.pools.release(released)
     }
 
-    /// Gives a page of a pool to a process, whose connection is not known and has no limits. A repetition gives
-    /// the same one.
+    /// Gives a page of a pool to a process, whose connection is not known and has no limits. A repetition
+    /// gives the same one.
     ///
     /// # Errors
     /// `IllegalClient` when the records of the pool were read under another lineage of the master;

@@ -7,8 +7,8 @@ use core::time::Duration;
 use super::access_inner;
 use super::held::Held;
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RegionId, RemoteRegionId,
-    Slice, Token, Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
 /// Holds every completion back for a fixed time.

@@ -7,8 +7,8 @@ use core::time::Duration;
 use super::access_inner;
 use super::held::{Held, given_up};
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RegionId, RemoteRegionId,
-    Slice, Token, Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
 /// How often each fault happens.

@@ -491,8 +491,8 @@ impl Pool {
         self.map.bad().all()
     }
 
-    /// Copies bytes out of a span of extents, as they are in memory: what other hosts have written before this
-    /// call is seen.
+    /// Copies bytes out of a span of extents, as they are in memory: what other hosts have written before
+    /// this call is seen.
     ///
     /// # Errors
     /// `Outside`: the bytes do not lie in the span, or the span in the pool. `Memory`.
@@ -505,8 +505,12 @@ impl Pool {
     /// are a part have no other writer meanwhile.
     ///
     /// # Errors
-    /// As [`read`](Self::read): some bytes may have been written.
+    /// As [`read`](Self::read): some bytes may have been written. `Memory` with `AccessDenied` for a pool that
+    /// was [opened to read](Self::open_to_read).
     pub fn write(&self, span: MemSpan, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
+        if !self.writable {
+            return Err(PoolError::Memory(te_core::ErrorKind::AccessDenied.into()));
+        }
         let mut at = self.place_of(span, offset, bytes.len())?;
         let mut piece = [0; 4096];
         for part in bytes.chunks(piece.len()) {
@@ -596,8 +600,8 @@ impl Pool {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the process has ended that has written a peer's page: it held the kernel's lock on the page where
-    /// this process sees it, and no process holds that lock.
+    /// Whether the process has ended that has written a peer's page: it held the kernel's lock on the page
+    /// where this process sees it, and no process holds that lock.
     pub(crate) fn has_ended(&self, slot: u32) -> bool {
         let held_here = |record: PeerRecord| record.domain != 0 && record.domain == self.domain;
         let record = peer(&mut self.lines(), &self.block, slot).ok().flatten();
