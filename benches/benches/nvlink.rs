@@ -1,5 +1,5 @@
-//! What `submit` and `poll` of te-nvlink cost per slice, between two regions of device memory. The driver is a
-//! fake one, whose copies are those of the CPU: no figure is one of a GPU or of NVLink.
+//! What `submit` and `poll` of te-nvlink cost per slice, between two regions of device memory. The driver is
+//! a fake one, whose copies are those of the CPU: no figure is one of a GPU or of NVLink.
 #![allow(missing_docs, reason = "criterion's macros make public items")]
 #![allow(unsafe_code, reason = "registers memory that it allocates")]
 

@@ -86,8 +86,8 @@ impl Controller {
 }
 
 impl Namespace {
-    /// `nvme1n1`, or with multipathing the path `nvme1c2n1`, whose block device is `nvme1n1`. `None` for other
-    /// entries of a controller's directory.
+    /// `nvme1n1`, or with multipathing the path `nvme1c2n1`, whose block device is `nvme1n1`. `None` for
+    /// other entries of a controller's directory.
     fn read(device: &Path, entry: &str) -> Option<Self> {
         let (controller, namespace) = entry.strip_prefix("nvme")?.rsplit_once('n')?;
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
