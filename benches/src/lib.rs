@@ -14,10 +14,12 @@
 mod fake_gpu;
 mod instant_verbs;
 mod pair;
+mod prompts;
 
 pub use fake_gpu::{SLOT_BYTES, fake_gpu};
 pub use instant_verbs::InstantVerbs;
 pub use pair::Pair;
+pub use prompts::{Events, Prompts, StoredEvent, mix};
 
 use te_core::{Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token};
 

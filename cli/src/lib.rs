@@ -57,6 +57,7 @@ mod output;
 mod process;
 mod progress;
 pub mod size;
+mod svg;
 mod sys;
 pub mod trace;
 mod version;

@@ -11,8 +11,8 @@
 //! which request caused a change, so no path through the master can be forgotten, and an object that changed
 //! there and back is not told at all.
 //!
-//! One value is one *epoch*: what a master that has become leader, or that was restarted, has told. A follower
-//! of a new epoch forgets everything, and is told everything ([`KvEvents::scan`]).
+//! One value is one *epoch*: what a master that has become leader, or that was restarted, has told. A
+//! follower of a new epoch forgets everything, and is told everything ([`KvEvents::scan`]).
 
 use core::fmt;
 
@@ -79,8 +79,8 @@ pub struct KvEvents {
 }
 
 impl KvEvents {
-    /// Begins an epoch: nothing was told yet. From here on the master notes which objects change; what another
-    /// value has not taken yet is forgotten.
+    /// Begins an epoch: nothing was told yet. From here on the master notes which objects change; what
+    /// another value has not taken yet is forgotten.
     #[must_use]
     pub fn new(master: &mut Master) -> Self {
         master.note_changed_keys();
@@ -99,8 +99,8 @@ impl KvEvents {
         self.told.is_empty()
     }
 
-    /// Calls `each` with what has changed since the last call. Call it after each turn of the master: the keys
-    /// that changed wait for it, up to 64 MiB.
+    /// Calls `each` with what has changed since the last call. Call it after each turn of the master: the
+    /// keys that changed wait for it, up to 64 MiB.
     ///
     /// # Errors
     /// The epoch has ended. `each` was not called.
@@ -132,9 +132,9 @@ impl KvEvents {
         Ok(())
     }
 
-    /// Calls `each` with every object of a page; returns the cursor of the next page, 0 at the end. Begin with
-    /// 0. A page looks at a limited number of objects and may be empty. Objects that change between two pages
-    /// are told by [`Self::drain`].
+    /// Calls `each` with every object of a page; returns the cursor of the next page, 0 at the end. Begin
+    /// with 0. A page looks at a limited number of objects and may be empty. Objects that change between two
+    /// pages are told by [`Self::drain`].
     pub fn scan(&mut self, master: &Master, cursor: u64, mut each: impl FnMut(KvEvent<'_>)) -> u64 {
         master.scan_keys(cursor, |key| {
             let (now, tenant) = (master.tiers_of(key), master.tenant_name(key.tenant));

@@ -203,7 +203,8 @@ impl MasterServer {
         self.mooncake_metadata.as_ref().map(HttpServer::addr)
     }
 
-    /// Where followers subscribe to KV events, and where they ask for those that they missed, if there are any.
+    /// Where followers subscribe to KV events, and where they ask for those that they missed, if there are
+    /// any.
     #[must_use]
     pub fn kv_events_addrs(&self) -> Option<(SocketAddr, SocketAddr)> {
         self.kv_events.as_ref().map(|(publisher, _)| (publisher.addr(), publisher.replay_addr()))
@@ -317,8 +318,9 @@ impl MasterHandle {
     }
 
     /// Gives the master other settings of the store, as if it had been started with them: what
-    /// [`ConfigChanges`](store_core::ConfigChanges) has of them, and limits of tenants. Others are ignored. One
-    /// of several masters that does not lead uses them when it takes over. The master logs what has changed.
+    /// [`ConfigChanges`](store_core::ConfigChanges) has of them, and limits of tenants. Others are ignored.
+    /// One of several masters that does not lead uses them when it takes over. The master logs what has
+    /// changed.
     pub fn reload(&self, store: MasterConfig) {
         *self.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(store));
         // Waking fails only when the poller is gone, and then the master has ended.

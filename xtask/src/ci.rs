@@ -205,7 +205,7 @@ fn steps(host: &Host, args: &Args) -> Vec<Step> {
             900,
             tests_with_features(host, &["te-metadata", "te-host", "te-tcp"]),
         ),
-        step("no-std", "te-core and store-core without std", 300, no_std(host)),
+        step("no-std", "te-core, store-core and conductor-core without std", 300, no_std(host)),
         step("loom", "every interleaving of what is ordered by hand", 900, loom(host)),
         step("bench-smoke", "each benchmark once", 600, commands(["cargo test --workspace --bench *"])),
         step("fuzz", "parsers of input from peers, files and users", 900, fuzzing(host, args)),
@@ -389,7 +389,7 @@ fn msrv(host: &Host) -> Plan {
 /// A build proves little on a host with std: the example is linked without it, and so are the bare-metal
 /// targets.
 fn no_std(host: &Host) -> Plan {
-    const CRATES: &str = "-p te-core -p store-core --lib --no-default-features";
+    const CRATES: &str = "-p te-core -p store-core -p conductor-core --lib --no-default-features";
     let mut works = vec![Work::Command(Cmd::new(&format!("cargo check {CRATES}")))];
     let example = host.root.join("te-core/examples/embed.rs");
     if example.exists() {

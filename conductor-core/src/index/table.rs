@@ -1,10 +1,10 @@
 //! An open-addressed table whose slots are in the order of their hashes.
 //!
-//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and slots
-//! of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives every
-//! insertion and removal, and a range of hashes is a range of slots. The table is divided into segments by the
-//! hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the memory of
-//! two generations never exists at once.
+//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and
+//! slots of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives
+//! every insertion and removal, and a range of hashes is a range of slots. The table is divided into segments
+//! by the hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the
+//! memory of two generations never exists at once.
 
 use alloc::vec::Vec;
 
@@ -68,10 +68,12 @@ pub(crate) struct At {
     index: usize,
 }
 
-/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide cost
-/// a bounded time.
+/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide
+/// cost a bounded time.
 const DISPLACEMENT_MAX: usize = 4096;
 const HOMES_MIN: usize = 16;
+/// The mean distance from a home to the end of a search, in slots.
+const TOUCHED_AHEAD: usize = 4;
 
 #[derive(Debug)]
 struct Segment<S> {
@@ -197,6 +199,21 @@ impl<S: Slot> Table<S> {
         let index = of.lower_bound(hash);
         let slot = &of.slots[index];
         (slot.hash() == hash && !slot.vacant()).then_some(At { segment, index })
+    }
+
+    /// Reads the homes of hashes that are about to be looked up: these reads do not wait for each other,
+    /// while those of look-ups do.
+    #[inline]
+    pub(crate) fn touch(&self, hashes: &[u64]) {
+        let mut read = 0;
+        for hash in hashes {
+            let of = &self.segments[segment_of(*hash)];
+            let home = of.home(*hash);
+            for index in [home, home + TOUCHED_AHEAD] {
+                read ^= of.slots.get(index).map_or(0, Slot::hash);
+            }
+        }
+        core::hint::black_box(read);
     }
 
     /// The slot with this hash, which was at `hint` a while ago.

@@ -38,6 +38,8 @@ pub(super) struct Booking {
     pub to: u32,
     /// Nanoseconds of the NICs.
     pub span: u64,
+    /// When it should have left the sender, in nanoseconds.
+    pub sent: u64,
     /// When it should end, in nanoseconds.
     pub end: u64,
 }

@@ -8,6 +8,7 @@ use te_core::Instant;
 
 use super::book::{Book, Booking, List, NONE, PendingShip, Stage};
 use super::config::SchedulerConfig;
+use super::decay::Decayed;
 use super::lengths::Lengths;
 use super::nics::{Arrivals, Direction};
 use super::projection::{Load, Projection};
@@ -19,6 +20,8 @@ use crate::{InstanceId, Tier};
 
 /// Predictions of the time to the first token that count in the error metric.
 const ERROR_MEMORY: u32 = 1_000;
+/// No engine is believed to have more work of others than this: ten minutes.
+const FOREIGN_NS_MAX: u64 = 600_000_000_000;
 /// The time in which the prefill that an instance was given counts half.
 const RECENT_HALF_LIFE_NS: u64 = 60_000_000_000;
 
@@ -66,8 +69,7 @@ pub(super) struct Instance {
     /// Requests that it decodes and that we did not place.
     pub foreign: Load,
 
-    recent_ns: f64,
-    recent_at: u64,
+    recent: Decayed,
     pub cached_tokens: f64,
     pub window: PrefillWindow,
 }
@@ -89,8 +91,7 @@ impl Instance {
             arrivals: Arrivals::new(),
             projection: Projection::new(),
             foreign: Load::default(),
-            recent_ns: 0.0,
-            recent_at: 0,
+            recent: Decayed::default(),
             cached_tokens: 0.0,
             window: PrefillWindow::default(),
         }
@@ -110,28 +111,23 @@ impl Instance {
             return self.foreign_ns;
         }
         let late = now.saturating_sub(self.head_end);
-        (self.free_at + late).saturating_sub(now) + self.foreign_ns
+        self.free_at.saturating_add(late).saturating_sub(now).saturating_add(self.foreign_ns)
     }
 
     /// Nanoseconds of prefill that it was given recently.
     pub(super) fn recent_ns(&self, now: u64) -> u64 {
-        decayed(self.recent_ns, now.saturating_sub(self.recent_at), RECENT_HALF_LIFE_NS) as u64
+        self.recent.at(now, RECENT_HALF_LIFE_NS) as u64
+    }
+
+    /// The part of the recent time for which prefills were placed here; above 1 when they pile up.
+    pub(super) fn utilisation(&self, now: u64) -> f64 {
+        self.recent.utilisation(now, RECENT_HALF_LIFE_NS)
     }
 
     pub(super) fn give(&mut self, prefill_ns: u64, tokens: u32, now: u64) {
-        self.recent_ns = self.recent_ns(now) as f64 + prefill_ns as f64;
-        self.recent_at = self.recent_at.max(now);
+        self.recent.add(prefill_ns as f64, now, RECENT_HALF_LIFE_NS);
         self.cached_tokens += f64::from(tokens);
     }
-}
-
-/// `value` after `elapsed`, when it halves every `half_life`: exact at its multiples, linear between them, so
-/// that no exponential function is needed.
-pub(super) fn decayed(value: f64, elapsed: u64, half_life: u64) -> f64 {
-    let half_life = half_life.max(1);
-    let halvings = (elapsed / half_life).min(64);
-    let rest = (elapsed % half_life) as f64 / half_life as f64;
-    value / (1_u128 << halvings) as f64 * (1.0 - 0.5 * rest)
 }
 
 fn ns_per_byte(bytes_per_s: u64) -> f64 {
@@ -282,27 +278,29 @@ impl Cluster {
         rate.max(sender.nic_ns_per_byte).max(self.rack_ns_per_byte[rack])
     }
 
-    /// Books a transfer that may begin at `earliest`; returns when it should end.
+    /// Books a transfer that may begin at `earliest`; returns when it should end. The sender is free for others
+    /// while the receiver still waits for its turn.
     pub(super) fn book_transfer(&mut self, from: u32, to: u32, earliest: u64, span: u64) -> Booking {
-        let mut begin = self.instance(to).ingress.free(earliest);
+        let mut sent = earliest.saturating_add(span);
         if from != NONE {
-            begin = begin.max(self.instance(from).egress.free(earliest));
+            let egress = &mut self.instance_mut(from).egress;
+            sent = egress.free(earliest).saturating_add(span);
+            egress.book(sent, span, earliest);
         }
-        let end = begin.saturating_add(span);
-        self.instance_mut(to).ingress.book(end);
-        if from != NONE {
-            self.instance_mut(from).egress.book(end);
-        }
-        Booking { from, to, span, end }
+        let ingress = &mut self.instance_mut(to).ingress;
+        let end = ingress.free(sent - span).saturating_add(span);
+        ingress.book(end, span, earliest);
+        Booking { from, to, span, sent, end }
     }
 
     pub(super) fn release_transfer(&mut self, booking: Booking, now: u64) {
-        let Booking { from, to, span, end } = booking;
+        let Booking { from, to, span, sent, end } = booking;
         if to != NONE {
             self.instance_mut(to).ingress.release(end, span, now);
         }
         if from != NONE {
-            self.instance_mut(from).egress.release(end, span, now);
+            // It has left the sender if it has arrived; when, is not reported.
+            self.instance_mut(from).egress.release(sent, span, now.min(sent));
         }
     }
 
@@ -413,7 +411,7 @@ impl Cluster {
         if let Some(waiting) = report.waiting_uncached_tokens {
             // More than we placed: others place there, too. Less may still be on its way to the engine.
             let foreign = waiting.saturating_sub(instance.queued_tokens);
-            instance.foreign_ns = crate::cost::nanos(per_token * foreign as f64);
+            instance.foreign_ns = crate::cost::nanos(per_token * foreign as f64).min(FOREIGN_NS_MAX);
         }
         if let Some(max) = report.kv_tokens_max {
             instance.spec.kv_tokens_max = max;
@@ -461,11 +459,15 @@ impl Cluster {
         }
     }
 
-    /// The prefill of `slot` is over for its instance: its KV is not going to be shipped from there.
+    /// The prefill of `slot` is over for its instance: nothing is booked for it there any more.
     pub(super) fn forget_prefill(&mut self, slot: u32, now: Instant) {
         let r = self.book.get_mut(slot);
         (r.stage, r.prefill) = (Stage::Prefilled, NONE);
         let (pending, decode) = (r.ship_pending.take(), r.decode);
+        let (fetch, ship) = (r.fetch.take(), r.ship.take());
+        for booking in fetch.into_iter().chain(ship) {
+            self.release_transfer(booking, now.as_nanos());
+        }
         if let (Some(PendingShip { span, step }), true) = (pending, decode != NONE) {
             let instance = self.instance_mut(decode);
             instance.arrivals.advance(now);

@@ -81,6 +81,9 @@ pub struct SchedulerConfig {
     pub admission: bool,
     /// After a refusal for its SLO, requests are refused until a prediction is below the SLO by this part.
     pub hysteresis: f64,
+    /// KV is shipped from prefill to decode instances over the NICs that are booked here; without it, shipping
+    /// takes no time and no NIC.
+    pub ships: bool,
     /// The first token reaches the client only when the KV has reached the decode instance (so with vLLM and
     /// SGLang, whose decode instance answers).
     pub first_token_after_transfer: bool,
@@ -111,6 +114,7 @@ impl Default for SchedulerConfig {
             seed: 1,
             admission: true,
             hysteresis: 0.02,
+            ships: true,
             first_token_after_transfer: true,
             layerwise: false,
             bandwidth_bytes_per_s: 87_000_000_000,

@@ -13,7 +13,7 @@ use super::decode::{Chosen, Need, limit};
 use super::replicate::Noted;
 use super::types::{Ask, Decision, Fetch, Reason, Refusal, Role, Source};
 use super::view::{Candidate, Estimate, Holder, Placement, View};
-use super::{Policy, Scheduler};
+use super::{Policy, PolicyKind, Scheduler};
 use crate::cost::PrefillWork;
 use crate::{InstanceMatch, Tier};
 
@@ -29,6 +29,8 @@ pub(super) struct Scratch {
     matches: Vec<InstanceMatch>,
     /// Per slot of an instance: blocks in its memory.
     held: Vec<u32>,
+    /// How busy the candidates have been, on average.
+    utilisation: f64,
 }
 
 impl Scratch {
@@ -40,6 +42,7 @@ impl Scratch {
             holders: Vec::with_capacity(2 * instances + 1),
             matches: Vec::with_capacity(instances),
             held: Vec::with_capacity(instances),
+            utilisation: 0.0,
         }
     }
 }
@@ -61,10 +64,27 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// [`Refusal`]: no instance, no room, a limit; or, with `admission`, a promise that would be missed, with the
-    /// prediction.
+    /// [`Refusal`]: no instance, no room, a limit; or, with `admission`, a promise that would be missed,
+    /// with the prediction.
     pub fn decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
-        let decision = self.try_decide(now, ask);
+        self.decide_with(now, ask, &[])
+    }
+
+    /// As [`decide`](Self::decide), where instances will have `coming` of the prompt when their queues have
+    /// drained: what [`Ask::matches`] says, and the blocks that earlier decisions let them compute or
+    /// fetch. A prefill there reuses them, as it runs after those decisions' prefills; nothing is fetched
+    /// from there before it is in [`Ask::matches`].
+    ///
+    /// # Errors
+    ///
+    /// As [`decide`](Self::decide).
+    pub fn decide_with(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        coming: &[InstanceMatch],
+    ) -> Result<Decision, Refusal> {
+        let decision = self.try_decide(now, ask, coming);
         match decision {
             Err(Refusal { reason: Reason::Ttft, .. }) => self.cluster.counters.refused_ttft += 1,
             Err(Refusal { reason: Reason::Tbt, .. }) => self.cluster.counters.refused_tbt += 1,
@@ -74,12 +94,17 @@ impl Scheduler {
         decision
     }
 
-    fn try_decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
+    fn try_decide(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        coming: &[InstanceMatch],
+    ) -> Result<Decision, Refusal> {
         self.cluster.check(ask)?;
         if self.cluster.book.is_full() {
             return Err(Refusal::of(Reason::Full, RETRY));
         }
-        let (plan, chosen) = self.choose(now, ask, self.cluster.config.admission)?;
+        let (plan, chosen) = self.choose(now, ask, coming, self.cluster.config.admission)?;
         let slot = self.cluster.book.take(now).ok_or(Refusal::of(Reason::Full, RETRY))?;
         let r = self.cluster.book.get_mut(slot);
         (r.arrival, r.slo) = (now, ask.slo);
@@ -95,13 +120,19 @@ impl Scheduler {
         admission: bool,
     ) -> Result<Decision, Refusal> {
         self.cluster.check(ask)?;
-        let (plan, chosen) = self.choose(now, ask, admission)?;
+        let (plan, chosen) = self.choose(now, ask, &[], admission)?;
         Ok(self.cluster.commit(now, ask, slot, &plan, &chosen))
     }
 
-    fn choose(&mut self, now: Instant, ask: &Ask<'_>, admission: bool) -> Result<(Plan, Chosen), Refusal> {
+    fn choose(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        coming: &[InstanceMatch],
+        admission: bool,
+    ) -> Result<(Plan, Chosen), Refusal> {
         let Self { cluster, policy, scratch } = self;
-        scratch.fill(cluster, now, ask);
+        scratch.fill(cluster, now, ask, coming);
         if scratch.candidates.is_empty() {
             return Err(Refusal::of(Reason::NoPrefill, RETRY));
         }
@@ -235,7 +266,7 @@ impl Cluster {
 
 impl Scratch {
     /// Candidates and holders of `ask`.
-    fn fill(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>) {
+    fn fill(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>, coming: &[InstanceMatch]) {
         // At least one token is computed, so that there are logits to draw the first token from.
         let blocks_max = (ask.tokens - 1) / ask.block_tokens;
         self.matches.clear();
@@ -254,12 +285,32 @@ impl Scratch {
         }
         self.fill_candidates(cluster, now, ask);
         self.fill_holders(cluster, now, ask.store_blocks.min(blocks_max));
+        self.expect(cluster, coming, blocks_max);
+    }
+
+    /// Candidates have what is coming to them, too.
+    fn expect(&mut self, cluster: &Cluster, coming: &[InstanceMatch], blocks_max: u32) {
+        if coming.is_empty() {
+            return;
+        }
+        for found in coming {
+            let Some(slot) = cluster.slot(found.instance) else { continue };
+            let own = &mut self.matches[slot as usize];
+            own.gpu = own.gpu.max(found.gpu.min(blocks_max));
+            own.cpu = own.cpu.max(found.cpu.min(blocks_max)).max(own.gpu);
+            own.disk = own.disk.max(found.disk.min(blocks_max)).max(own.cpu);
+        }
+        for candidate in &mut self.candidates {
+            let own = &self.matches[candidate.slot as usize];
+            (candidate.gpu, candidate.cpu, candidate.disk) = (own.gpu, own.cpu, own.disk);
+        }
     }
 
     fn fill_candidates(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>) {
         self.candidates.clear();
         let nanos = now.as_nanos();
         let queue_max = cluster.config.limits.queue_per_instance;
+        let mut busy = 0.0;
         for (slot, instance) in cluster.instances.iter().enumerate() {
             if !instance.prefills(ask.model) || instance.queue.len() >= queue_max {
                 continue;
@@ -268,10 +319,12 @@ impl Scratch {
             let decodes = instance.spec.role == Role::Both;
             let decoding = if decodes { instance.projection.requests() as u32 } else { 0 };
             let egress = instance.egress.free(nanos).max(instance.ship_free_at);
+            busy += instance.utilisation(nanos);
             self.candidates.push(Candidate {
                 slot: slot as u32,
                 egress_wait: egress - nanos,
                 ingress_wait: instance.ingress.free(nanos) - nanos,
+                ingress_utilisation: instance.ingress.utilisation(nanos),
                 id: instance.spec.id,
                 rack: instance.spec.rack,
                 decodes,
@@ -287,11 +340,14 @@ impl Scratch {
                 recent_ns: instance.recent_ns(nanos),
             });
         }
+        self.utilisation = busy / self.candidates.len().max(1) as f64;
     }
 
     fn fill_holders(&mut self, cluster: &Cluster, now: Instant, store_blocks: u32) {
         self.holders.clear();
         let nanos = now.as_nanos();
+        // A policy that does not know what is booked takes the holder that comes first.
+        let blind = cluster.config.policy == PolicyKind::CostBlind;
         for (slot, found) in self.matches.iter().enumerate() {
             if found.disk == 0 {
                 continue;
@@ -303,7 +359,8 @@ impl Scratch {
                 instance: Some(instance.spec.id),
                 tier,
                 blocks,
-                wait: instance.egress.free(nanos) - nanos,
+                wait: if blind { 0 } else { instance.egress.free(nanos) - nanos },
+                utilisation: instance.egress.utilisation(nanos),
             };
             if found.cpu > 0 {
                 let tier = if found.cpu > found.gpu { Tier::Cpu } else { Tier::Gpu };
@@ -315,7 +372,15 @@ impl Scratch {
         }
         if store_blocks > 0 {
             let (tier, blocks) = (Tier::Store, store_blocks);
-            self.holders.push(Holder { slot: NONE, rack: 0, instance: None, tier, blocks, wait: 0 });
+            self.holders.push(Holder {
+                slot: NONE,
+                rack: 0,
+                instance: None,
+                tier,
+                blocks,
+                wait: 0,
+                utilisation: 0.0,
+            });
         }
         self.holders.sort_unstable_by(|a, b| {
             b.blocks
@@ -335,11 +400,21 @@ impl Scratch {
         self.holders.truncate(kept);
     }
 
+    fn view<'a>(&'a self, cluster: &'a Cluster, now: Instant, ask: &'a Ask<'a>) -> View<'a> {
+        View {
+            cluster,
+            now,
+            ask,
+            candidates: &self.candidates,
+            holders: &self.holders,
+            blocks_max: (ask.tokens - 1) / ask.block_tokens,
+            utilisation: self.utilisation,
+        }
+    }
+
     /// The policy's choice, and what it will take.
     fn plan(&self, cluster: &Cluster, policy: &mut dyn Policy, now: Instant, ask: &Ask<'_>) -> Option<Plan> {
-        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
-        let view =
-            View { cluster, now, ask, candidates: &self.candidates, holders: &self.holders, blocks_max };
+        let view = self.view(cluster, now, ask);
         let Placement { candidate, fetch } = policy.place(&view)?;
         let candidate = *self.candidates.get(candidate)?;
         let own = view.own(&candidate);
@@ -356,8 +431,8 @@ impl Scratch {
             if blocks > own.blocks && holder.blocks > own.blocks {
                 plan.estimate = view.fetched(&candidate, &own, &holder, blocks, true);
                 plan.from = Some(holder);
-                let (begin, span) = view.fetch_span(&candidate, &own, &holder, plan.estimate.blocks);
-                (plan.fetch_earliest, plan.fetch_span) = (now.as_nanos().saturating_add(begin), span);
+                plan.fetch_earliest = now.as_nanos().saturating_add(view.fetch_begin(&candidate, &holder));
+                plan.fetch_span = view.fetch_span(&candidate, &own, &holder, plan.estimate.blocks) as u64;
             }
         }
         Some(plan)
@@ -374,11 +449,10 @@ impl Scratch {
         let (Some(from), Some(&key)) = (holder.instance, ask.keys.get(holder.blocks as usize - 1)) else {
             return;
         };
-        let blocks_max = (ask.tokens - 1) / ask.block_tokens;
-        let view =
-            View { cluster, now, ask, candidates: &self.candidates, holders: &self.holders, blocks_max };
-        let free = view.best_fetch(&plan.candidate, &view.own(&plan.candidate), holder, false);
-        let lost = plan.estimate.total.saturating_sub(free.total);
+        let view = self.view(cluster, now, ask);
+        let fetches = view.fetches(&plan.candidate, &view.own(&plan.candidate), holder, false);
+        let free = fetches.into_iter().flatten().map(|fetched| fetched.total).min().unwrap_or(u64::MAX);
+        let lost = plan.estimate.total.saturating_sub(free);
         let idle = self.candidates.iter().filter(|candidate| candidate.disk < holder.blocks);
         let Some(to) = idle.min_by_key(|candidate| (candidate.recent_ns, candidate.slot)) else { return };
         let Some(replication) = cluster.replication.as_mut().filter(|_| lost > 0) else { return };

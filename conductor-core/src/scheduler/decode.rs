@@ -123,7 +123,7 @@ impl Cluster {
         instance.projection.advance(now);
         instance.arrivals.advance(now);
         let (mut ship, mut arrived) = (0, need.end);
-        if slot != need.prefill {
+        if slot != need.prefill && self.config.ships {
             let there = held.get(slot as usize).copied().unwrap_or(0).saturating_mul(ask.block_tokens);
             let tokens = ask.tokens.saturating_sub(there);
             let sender = self.instance(need.prefill);

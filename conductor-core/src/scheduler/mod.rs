@@ -14,6 +14,7 @@
 mod book;
 mod cluster;
 mod config;
+mod decay;
 mod decide;
 mod decode;
 mod lengths;
@@ -191,6 +192,27 @@ impl Scheduler {
             output: r.output,
             arrival: r.arrival,
         })
+    }
+
+    /// Sums over reservations are what the instances have.
+    #[cfg(test)]
+    fn assert_consistent(&self) {
+        let cluster = &self.cluster;
+        for (slot, instance) in cluster.instances.iter().enumerate() {
+            let slot = slot as u32;
+            let all = || (0..cluster.book.capacity()).map(|r| cluster.book.get(r));
+            let queued = || all().filter(|r| r.in_queue() && r.prefill == slot);
+            assert_eq!(queued().count() as u32, instance.queue.len());
+            assert_eq!(queued().map(|r| u64::from(r.uncached)).sum::<u64>(), instance.queued_tokens);
+            let counted = all().filter(|r| r.counted.is_some() && r.decode == slot).count();
+            assert_eq!(counted as u64, instance.projection.requests());
+            let bookings = || all().flat_map(|r| r.fetch.iter().chain(&r.ship));
+            assert_eq!(bookings().filter(|b| b.from == slot).count() as u32, instance.egress.outstanding());
+            assert_eq!(bookings().filter(|b| b.to == slot).count() as u32, instance.ingress.outstanding());
+            let pending =
+                all().filter(|r| r.decode == slot).filter_map(|r| r.ship_pending).map(|ship| ship.span);
+            assert_eq!(pending.sum::<u64>(), instance.arrivals.total());
+        }
     }
 
     #[cfg(test)]

@@ -8,13 +8,18 @@ use alloc::vec;
 
 use te_core::Instant;
 
+use super::decay::Decayed;
 use super::projection::STEP_NS;
+
+/// What was booked counts half after this time in the utilisation.
+const RECENT_HALF_LIFE_NS: u64 = 10_000_000_000;
 
 /// One direction of an instance's NICs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Direction {
     free_at: u64,
     outstanding: u32,
+    recent: Decayed,
 }
 
 impl Direction {
@@ -28,10 +33,16 @@ impl Direction {
         self.outstanding
     }
 
-    /// Books a transfer that ends at `end`.
-    pub(super) fn book(&mut self, end: u64) {
+    /// Books a transfer of `span` that ends at `end`.
+    pub(super) fn book(&mut self, end: u64, span: u64, now: u64) {
         self.free_at = self.free_at.max(end);
         self.outstanding += 1;
+        self.recent.add(span as f64, now, RECENT_HALF_LIFE_NS);
+    }
+
+    /// The part of the recent time for which transfers were booked; above 1 when they pile up.
+    pub(super) fn utilisation(&self, now: u64) -> f64 {
+        self.recent.utilisation(now, RECENT_HALF_LIFE_NS)
     }
 
     /// A transfer of `span` that should have ended at `end` has ended, or will not take place. What was
@@ -110,6 +121,11 @@ impl Arrivals {
     }
 
     #[cfg(test)]
+    pub(super) const fn total(&self) -> u64 {
+        self.total
+    }
+
+    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.total == 0 && self.spans.iter().all(|&span| span == 0)
     }
@@ -126,8 +142,8 @@ mod tests {
     #[test]
     fn transfers_wait_for_those_before_them() {
         let mut nic = Direction::default();
-        nic.book(100);
-        nic.book(250);
+        nic.book(100, 100, 0);
+        nic.book(250, 150, 0);
         assert_eq!(nic.free(10), 250);
         // The first ends 20 early, so does the second.
         nic.release(100, 100, 80);
@@ -140,8 +156,8 @@ mod tests {
     #[test]
     fn a_late_transfer_delays_those_behind_it() {
         let mut nic = Direction::default();
-        nic.book(100);
-        nic.book(250);
+        nic.book(100, 100, 0);
+        nic.book(250, 150, 0);
         nic.release(100, 100, 140);
         assert_eq!(nic.free(140), 290);
     }

@@ -8,8 +8,8 @@ use alloc::vec::Vec;
 
 use te_core::Instant;
 
-use super::cluster::decayed;
 use super::config::ReplicationConfig;
+use super::decay::Decayed;
 use super::decode::limit;
 use super::types::Replicate;
 use crate::{BlockKey, InstanceId};
@@ -20,8 +20,7 @@ const ACTIONS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug)]
 struct Prefix {
     key: BlockKey,
-    lost_ns: f64,
-    at: u64,
+    lost_ns: Decayed,
 }
 
 /// See the module.
@@ -70,41 +69,47 @@ impl Replication {
         to: InstanceId,
     ) -> Noted {
         let (nanos, half_life) = (now.as_nanos(), limit(self.config.half_life));
-        let lost = lost_ns as f64;
-        let fade = |prefix: &Prefix| decayed(prefix.lost_ns, nanos.saturating_sub(prefix.at), half_life);
         let i = match self.prefixes.iter().position(|prefix| prefix.key == key) {
-            Some(i) => {
-                let lost_ns = fade(&self.prefixes[i]) + lost;
-                self.prefixes[i] = Prefix { key, lost_ns, at: nanos };
+            Some(i) => i,
+            None => {
+                let lost_ns = Decayed::default();
+                let i = if self.prefixes.len() < self.prefixes.capacity() {
+                    self.prefixes.len()
+                } else {
+                    self.coldest(nanos)
+                };
+                match self.prefixes.get_mut(i) {
+                    Some(prefix) => *prefix = Prefix { key, lost_ns },
+                    None => self.prefixes.push(Prefix { key, lost_ns }),
+                }
                 i
             }
-            None if self.prefixes.len() < self.prefixes.capacity() => {
-                self.prefixes.push(Prefix { key, lost_ns: lost, at: nanos });
-                self.prefixes.len() - 1
-            }
-            None => {
-                let mut least = (f64::INFINITY, 0);
-                for (i, prefix) in self.prefixes.iter().enumerate() {
-                    let lost_ns = fade(prefix);
-                    if lost_ns < least.0 {
-                        least = (lost_ns, i);
-                    }
-                }
-                self.prefixes[least.1] = Prefix { key, lost_ns: lost, at: nanos };
-                least.1
-            }
         };
+        self.prefixes[i].lost_ns.add(lost_ns as f64, nanos, half_life);
         let rested = self.last.is_none_or(|last| now.nanos_since(last) >= limit(self.config.interval));
-        if !rested || self.prefixes[i].lost_ns < limit(self.config.wait_min) as f64 {
+        if !rested || self.prefixes[i].lost_ns.at(nanos, half_life) < limit(self.config.wait_min) as f64 {
             return Noted::Counted;
         }
         if self.actions.len() >= ACTIONS_MAX {
             return Noted::Dropped;
         }
-        self.prefixes[i].lost_ns = 0.0;
+        self.prefixes[i].lost_ns = Decayed::default();
         self.last = Some(now);
         self.actions.push_back(Replicate { key, blocks, from, to });
         Noted::Asked
+    }
+
+    /// The prefix that has lost least; 0 without any.
+    fn coldest(&self, nanos: u64) -> usize {
+        let half_life = limit(self.config.half_life);
+        let mut least = (f64::INFINITY, 0);
+        for (i, prefix) in self.prefixes.iter().enumerate() {
+            let lost_ns = prefix.lost_ns.at(nanos, half_life);
+            if lost_ns < least.0 {
+                least = (lost_ns, i);
+            }
+        }
+        least.1
     }
 }
 

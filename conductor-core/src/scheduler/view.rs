@@ -13,6 +13,7 @@ pub struct Candidate {
     pub(super) slot: u32,
     pub(super) egress_wait: u64,
     pub(super) ingress_wait: u64,
+    pub(super) ingress_utilisation: f64,
     /// Its name.
     pub id: InstanceId,
     /// Its rack.
@@ -53,6 +54,7 @@ pub struct Holder {
     pub blocks: u32,
     /// Nanoseconds until its NIC is free.
     pub wait: u64,
+    pub(super) utilisation: f64,
 }
 
 /// What a placement would take.
@@ -86,6 +88,8 @@ pub struct View<'a> {
     pub(super) candidates: &'a [Candidate],
     pub(super) holders: &'a [Holder],
     pub(super) blocks_max: u32,
+    /// How busy the candidates have been, on average.
+    pub(super) utilisation: f64,
 }
 
 impl<'a> View<'a> {
@@ -192,40 +196,41 @@ impl<'a> View<'a> {
         self.cut(candidate, own, begin, per_block, blocks.min(holder.blocks))
     }
 
-    /// When the fetch of `blocks` begins, in nanoseconds from now, and how many its NICs are busy with it.
-    pub(super) fn fetch_span(
-        &self,
-        candidate: &Candidate,
-        own: &Estimate,
-        holder: &Holder,
-        blocks: u32,
-    ) -> (u64, u64) {
-        let (begin, per_block) = self.fetch_rate(candidate, holder, true);
-        (begin, (f64::from(blocks.saturating_sub(own.blocks)) * per_block) as u64)
+    /// Nanoseconds for which the fetch of `blocks` in all, on top of `own`, keeps NICs busy.
+    #[must_use]
+    pub fn fetch_span(&self, candidate: &Candidate, own: &Estimate, holder: &Holder, blocks: u32) -> f64 {
+        let (_, per_block) = self.fetch_rate(candidate, holder, true);
+        f64::from(blocks.saturating_sub(own.blocks)) * per_block
     }
 
-    /// As [`fetched`](Self::fetched), with the number of blocks that makes the prefill end first.
+    /// When a fetch from `holder` can begin, in nanoseconds from now.
+    pub(super) fn fetch_begin(&self, candidate: &Candidate, holder: &Holder) -> u64 {
+        self.fetch_rate(candidate, holder, true).0
+    }
+
+    /// The fetches from `holder` that can be the best: everything, and as much as arrives while the queue of
+    /// `candidate` drains anyway.
     ///
-    /// Up to the cut at which the fetch ends with the queue's wait, every block is free. Beyond it the end moves
-    /// by the transfer of a block less its prefill, which falls: its sum is concave, so that the best cut is
-    /// this one, or everything.
+    /// Up to that cut, every block is free. Beyond it the end moves by the transfer of a block less its prefill,
+    /// which falls (in the square of the position): the sum is concave, so that it is least at one of its ends.
     #[must_use]
-    pub fn best_fetch(
+    pub fn fetches(
         &self,
         candidate: &Candidate,
         own: &Estimate,
         holder: &Holder,
         booked: bool,
-    ) -> Estimate {
+    ) -> [Option<Estimate>; 2] {
         let (begin, per_block) = self.fetch_rate(candidate, holder, booked);
         let all = self.cut(candidate, own, begin, per_block, holder.blocks);
         let wait = candidate.wait.max(own.ready);
         if all.ready <= wait || begin >= wait || per_block <= 0.0 {
-            return all;
+            return [Some(all), None];
         }
         let free = ((wait - begin) as f64 / per_block) as u32;
         let blocks = own.blocks.saturating_add(free).min(holder.blocks);
-        if blocks <= own.blocks { all } else { all.min(self.cut(candidate, own, begin, per_block, blocks)) }
+        let free = (blocks > own.blocks).then(|| self.cut(candidate, own, begin, per_block, blocks));
+        [Some(all), free]
     }
 
     fn cut(
@@ -242,10 +247,24 @@ impl<'a> View<'a> {
         Estimate { total: candidate.wait.max(ready).saturating_add(prefill), prefill, ready, blocks }
     }
 
+    /// What a nanosecond of prefill costs those who come later, in nanoseconds.
+    #[must_use]
+    pub fn prefill_price(&self) -> f64 {
+        price(self.utilisation)
+    }
+
+    /// What a nanosecond of transfer from `holder` to `candidate` costs others, in nanoseconds: itself, because
+    /// copies take room in caches, and the waits for the two NICs.
+    #[must_use]
+    pub fn fetch_price(&self, candidate: &Candidate, holder: &Holder) -> f64 {
+        1.0 + price(holder.utilisation) + price(candidate.ingress_utilisation)
+    }
+
     /// Nanoseconds that the KV of a prefill on `candidate` that ends after `end` would wait for its NIC.
     #[must_use]
     pub fn ship_wait(&self, candidate: &Candidate, end: u64) -> u64 {
-        if candidate.decodes || !self.cluster.config.first_token_after_transfer {
+        let config = &self.cluster.config;
+        if candidate.decodes || !config.ships || !config.first_token_after_transfer {
             return 0;
         }
         candidate.egress_wait.saturating_sub(end)
@@ -254,6 +273,13 @@ impl<'a> View<'a> {
     fn instance(&self, candidate: &Candidate) -> &Instance {
         &self.cluster.instances[candidate.slot as usize]
     }
+}
+
+/// What a nanosecond of a server with this utilisation costs those who come later, in nanoseconds: the wait in
+/// a queue grows by it (M/D/1). At most the price at 95 %.
+fn price(utilisation: f64) -> f64 {
+    let busy = utilisation.clamp(0.0, 0.95);
+    busy / (1.0 - busy)
 }
 
 /// Nanoseconds from the beginning to the end of a prefill: on a pipeline of stages, a prompt of several chunks

@@ -139,7 +139,7 @@ async fn connection<F, Fut>(
             changed = stopped.changed() => {
                 connection.as_mut().graceful_shutdown();
                 if changed.is_err() {
-                    // Nobody can stop the server any more: the connection goes on until its end.
+                    // The server cannot be stopped any more: the connection goes on until its end.
                     let _ = connection.await;
                     return;
                 }

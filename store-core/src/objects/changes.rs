@@ -1,5 +1,5 @@
-//! Which objects have changed: for a leader whose answers wait for its followers, and for followers outside of
-//! the store ([`crate::kv_events`]).
+//! Which objects have changed: for a leader whose answers wait for its followers, and for followers outside
+//! of the store ([`crate::kv_events`]).
 
 use alloc::vec::Vec;
 use core::fmt;

@@ -74,7 +74,7 @@ impl Batch {
     }
 }
 
-/// Where a scan of all objects is, and for whom.
+/// How far a scan of all objects is, and which followers it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scan {
     None,
@@ -119,8 +119,8 @@ impl Feed {
         }
     }
 
-    /// Tells what has changed since the last turn, and a page of what is being told anew. Returns whether there
-    /// is more to tell at once.
+    /// Tells what has changed since the last turn, and a page of what is being told anew. Returns whether
+    /// there is more to tell at once.
     pub(crate) fn turn(&mut self, master: &mut Master) -> bool {
         let Some(events) = &mut self.events else {
             if self.shared.snapshot_wanted.swap(false, Ordering::AcqRel) {

@@ -1,4 +1,5 @@
-//! Publishes KV events: which objects of the store a reader finds, and on which tier, for routers and schedulers.
+//! Publishes KV events: which objects of the store a reader finds, and on which tier, for routers and
+//! schedulers.
 //!
 //! ```text
 //!   serving thread                              publishing thread
@@ -7,13 +8,13 @@
 //!                          └── "tell everything" ─┘
 //! ```
 //!
-//! The messages are those of Mooncake's publisher (`kv_event_publisher.cpp`: empty topic, number as 8 bytes in
-//! big endian, MessagePack), and are asked for again as vLLM's are (`vllm/distributed/kv_events.py`: ROUTER, four
-//! frames per message, an end marker). What is different:
+//! The messages are those of Mooncake's publisher (`kv_event_publisher.cpp`: empty topic, number as 8 bytes
+//! in big endian, MessagePack), and are asked for again as vLLM's are (`vllm/distributed/kv_events.py`:
+//! ROUTER, four frames per message, an end marker). What is different:
 //!
-//! * *Epochs.* The number of the first message of an epoch is the wall time in ms, times 2^20; it begins with the
-//!   event `cleared`. A master that takes over, or that was started again, so continues with numbers that no
-//!   follower has seen, and a follower never takes messages of one epoch for those of another.
+//! * *Epochs.* The number of the first message of an epoch is the wall time in ms, times 2^20; it begins with
+//!   the event `cleared`. A master that takes over, or that was started again, so continues with numbers that
+//!   no follower has seen, and a follower never takes messages of one epoch for those of another.
 //! * *Snapshots.* Who asks for a message that is not in the buffer any more is answered with every object, in
 //!   messages of which the first begins with `cleared` and the last has the number of the latest message.
 //!   Nothing before the first one is needed.
@@ -42,9 +43,9 @@ const BACKEND_BYTES_MAX: usize = 256;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct KvEventsConfig {
-    /// Address at which followers (routers, schedulers) subscribe to KV events with a ZeroMQ SUB socket: which
-    /// objects a reader finds, in the format of Mooncake's store. Every peer that reaches it learns the keys of
-    /// every tenant. None: no events. Default none.
+    /// Address at which followers (routers, schedulers) subscribe to KV events with a ZeroMQ SUB socket:
+    /// which objects a reader finds, in the format of Mooncake's store. Every peer that reaches it learns the
+    /// keys of every tenant. None: no events. Default none.
     pub listen: Option<SocketAddr>,
     /// Address at which followers ask for events that they missed, with a ZeroMQ DEALER or REQ socket; none:
     /// the port after that of `listen`. Default none.

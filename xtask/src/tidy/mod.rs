@@ -23,7 +23,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Crates that build without std.
-const NO_STD_CRATES: [&str; 2] = ["te-core", "store-core"];
+const NO_STD_CRATES: [&str; 3] = ["te-core", "store-core", "conductor-core"];
 /// Crates that no other program links: their `main.rs` or `lib.rs` needs no picture and no example.
 const TOOLS: [&str; 4] = ["benches", "cli", "hw-tests", "xtask"];
 /// The end of the names of translated documents.

@@ -226,6 +226,17 @@ fn counts_that_the_payload_cannot_hold_allocate_nothing() {
 }
 
 #[test]
+fn a_huge_payload_does_not_keep_its_memory() {
+    let mut decoder = Decoder::new(Dialect::Vllm);
+    let mut batch = Batch::new();
+    let events: Vec<Owned> = (0..40).map(|_| Owned::stored(1, 60_000)).collect();
+    decoder.decode(&payload(Layout::VllmMaps, &events), &mut batch).expect("a batch");
+    assert_eq!(batch.tokens.len(), 2_400_000);
+    decoder.decode(&payload(Layout::VllmMaps, &events[..1]), &mut batch).expect("a batch");
+    assert!(batch.tokens.capacity() < 1_100_000, "{}", batch.tokens.capacity());
+}
+
+#[test]
 fn depth_costs_no_stack() {
     // An unknown field with a million arrays within each other, then an event that is fine.
     let payload = batch_of(2, |writer| {

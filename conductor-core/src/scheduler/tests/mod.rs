@@ -9,6 +9,8 @@ use te_core::Instant;
 use super::*;
 use crate::InstanceMatch;
 
+mod random;
+
 fn at(ms: u64) -> Instant {
     Instant::from_millis(ms)
 }
