@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Engines compute hashes in ways that change from release to release, with seeds that they do not publish,
-//! so they are never computed here. An entry takes 16 bytes, at a load between 70 and 88 %.
+//! so they are never computed here. An entry takes 16 bytes, at a load between 67 and 84 %.
 
 use crate::index::{BUCKETS, Slot, Table, spread, unspread};
 use crate::{BlockKey, EngineHash};

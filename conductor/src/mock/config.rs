@@ -40,6 +40,8 @@ pub struct MockConfig {
     pub replay: Option<SocketAddr>,
     /// Address at which it publishes its load; `None` for no loads.
     pub load: Option<SocketAddr>,
+    /// Whether it publishes its load at the address of its events, too, with the topic `load`.
+    pub load_beside_events: bool,
     /// The topic of its events.
     pub topic: String,
     /// The model that it claims to serve.
@@ -90,6 +92,7 @@ impl Default for MockConfig {
             events: Some(any),
             replay: Some(any),
             load: None,
+            load_beside_events: false,
             topic: String::new(),
             model: "mock".to_owned(),
             role: Role::Both,

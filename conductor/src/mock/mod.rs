@@ -15,6 +15,7 @@ mod http;
 mod publish;
 mod thread;
 mod tokens;
+mod workload;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -34,6 +35,7 @@ pub use config::{Flavor, MockConfig, Role};
 use publish::Publisher;
 pub use thread::MockEngines;
 pub use tokens::{Generator, VOCABULARY, detokenize, template, tokenize};
+pub use workload::{Answered, Seen, Workload, ask};
 
 /// How far the clock of a machine that is too slow for `speed` may lag behind before it gives up that time.
 const LAG_MAX: Duration = Duration::from_millis(200);
@@ -325,7 +327,7 @@ impl Shared {
     fn publish_load(&self) {
         let load = self.with_batch(|batch| batch.load());
         let speed = if self.config.speed > 0.0 { self.config.speed } else { f64::INFINITY };
-        self.loads.publish_load(&LoadStat {
+        let message = self.loads.publish_load(&LoadStat {
             running_requests: load.running.into(),
             waiting_requests: load.waiting.into(),
             used_tokens: load.tokens,
@@ -337,13 +339,16 @@ impl Shared {
             prefilled_tokens: load.prefilled_total,
             prefill_busy_us: (load.prefill_busy_s * 1e6 / speed) as u64,
         });
+        if self.config.load_beside_events {
+            self.published.beside(message);
+        }
     }
 
     /// Publishes the load, and releases blocks that were not fetched in time.
     async fn tidy(self: Arc<Self>) {
         loop {
             tokio::time::sleep(TIDY_EVERY).await;
-            if self.load.is_some() {
+            if self.load.is_some() || self.config.load_beside_events {
                 self.publish_load();
             }
             let now = Instant::now();

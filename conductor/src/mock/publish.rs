@@ -34,17 +34,18 @@ const CONNECTIONS_MAX: usize = 256;
 const END: [u8; 8] = [0xff; 8];
 
 /// A message: its number and its payload.
-type Message = (u64, Arc<[u8]>);
+pub(crate) type Message = (u64, Arc<[u8]>);
 
 /// A stream of numbered messages, and what is kept of it.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    topic: String,
+    topic: Arc<str>,
     layout: Layout,
     kept_max: usize,
     next: AtomicU64,
     kept: Mutex<VecDeque<Message>>,
-    subscribers: broadcast::Sender<Message>,
+    /// Messages with their topics.
+    subscribers: broadcast::Sender<(Arc<str>, Message)>,
     /// Messages with these numbers are kept and not sent: tests lose them on purpose.
     lost: Mutex<Option<std::ops::Range<u64>>>,
 }
@@ -58,7 +59,7 @@ impl Publisher {
             Flavor::Sglang => Layout::Sglang,
         };
         Self {
-            topic: topic.to_owned(),
+            topic: topic.into(),
             layout,
             kept_max,
             next: AtomicU64::new(0),
@@ -80,11 +81,16 @@ impl Publisher {
         self.send(payload);
     }
 
-    /// Publishes the load.
-    pub(crate) fn publish_load(&self, load: &LoadStat) {
+    /// Publishes the load. Returns the message.
+    pub(crate) fn publish_load(&self, load: &LoadStat) -> (Arc<str>, Message) {
         let mut payload = Vec::new();
         encode_load(load, &mut payload);
-        self.send(payload);
+        (Arc::clone(&self.topic), self.send(payload))
+    }
+
+    /// Sends a message of another publisher to the subscribers of this one.
+    pub(crate) fn beside(&self, message: (Arc<str>, Message)) {
+        let _ = self.subscribers.send(message);
     }
 
     /// The next messages with these numbers are not sent.
@@ -93,7 +99,7 @@ impl Publisher {
         *lock(&self.lost) = Some(next..next + many);
     }
 
-    fn send(&self, payload: Vec<u8>) {
+    fn send(&self, payload: Vec<u8>) -> Message {
         let mut kept = lock(&self.kept);
         let message = (self.next.fetch_add(1, Ordering::Relaxed), Arc::from(payload));
         if self.kept_max > 0 {
@@ -105,8 +111,9 @@ impl Publisher {
         drop(kept);
         if !lock(&self.lost).as_ref().is_some_and(|lost| lost.contains(&message.0)) {
             // Without a subscriber it is lost, as with every PUB socket.
-            let _ = self.subscribers.send(message);
+            let _ = self.subscribers.send((Arc::clone(&self.topic), message.clone()));
         }
+        message
     }
 
     /// Accepts subscribers until it is dropped.
@@ -132,8 +139,8 @@ impl Publisher {
                     while connection.next().map_err(io::Error::other)?.is_some() {}
                 }
                 message = messages.recv() => match message {
-                    Ok((number, payload)) => {
-                        connection.send(&[self.topic.as_bytes(), &number.to_be_bytes(), &payload]);
+                    Ok((topic, (number, payload))) => {
+                        connection.send(&[topic.as_bytes(), &number.to_be_bytes(), &payload]);
                     }
                     // It reads too slowly, and finds a gap.
                     Err(broadcast::error::RecvError::Lagged(_)) => {}

@@ -146,6 +146,15 @@ impl Drop for Front {
 }
 
 pub(crate) fn front(prefill: &[&MockEngine], decode: &[&MockEngine], limits: Limits) -> Front {
+    front_with(prefill, decode, limits, ConnectionLimits::default())
+}
+
+pub(crate) fn front_with(
+    prefill: &[&MockEngine],
+    decode: &[&MockEngine],
+    limits: Limits,
+    connections: ConnectionLimits,
+) -> Front {
     let place = Arc::new(Turns::new(prefill, decode));
     let proxy = Proxy::new(Arc::clone(&place), limits);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -157,7 +166,7 @@ pub(crate) fn front(prefill: &[&MockEngine], decode: &[&MockEngine], limits: Lim
             let proxy = answering.clone();
             async move { proxy.answer(request).await }
         };
-        serve(listener, ConnectionLimits::default(), stopped, answer).await.unwrap();
+        serve(listener, connections, stopped, answer).await.unwrap();
     });
     Front { addr, place, proxy, _stop: stop, server }
 }

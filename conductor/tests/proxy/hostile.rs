@@ -5,10 +5,10 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use conductor::mock::{Flavor, Role};
-use conductor::proxy::Limits;
+use conductor::proxy::{ConnectionLimits, Limits};
 use serde_json::json;
 
-use crate::common::{Front, front, post, quick, read, start};
+use crate::common::{Front, front, front_with, post, quick, read, start};
 
 fn small() -> Limits {
     Limits { body_bytes_max: 4_096, body_time_max: Duration::from_millis(200), ..Limits::default() }
@@ -112,4 +112,23 @@ async fn too_many_requests_are_refused() {
     let body = json!({"model": "mock", "prompt": [300]}).to_string();
     let (status, headers, _) = post(front.addr, "/v1/completions", body).await;
     assert_eq!((status.as_u16(), headers.contains_key("retry-after")), (503, true));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_loses_its_connection_and_its_request() {
+    let engine = start(quick(Role::Both, Flavor::Vllm));
+    let connections =
+        ConnectionLimits { stall_time_max: Duration::from_millis(200), ..ConnectionLimits::default() };
+    let front = front_with(&[], &[&engine], Limits::default(), connections);
+    let body = json!({"model": "mock", "prompt": [300], "max_tokens": 130_000, "stream": true}).to_string();
+    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let mut stream = TcpStream::connect(front.addr).unwrap();
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body.as_bytes()).unwrap();
+    while front.place.reports().is_empty() || front.place.open() > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(front.proxy.figures().done, 0, "all of it went into buffers");
+    drop(stream);
+    still_serves(&front).await;
 }

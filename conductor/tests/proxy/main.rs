@@ -3,5 +3,6 @@
 
 mod common;
 mod deaths;
+mod events;
 mod hostile;
 mod requests;
