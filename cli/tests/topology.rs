@@ -241,7 +241,7 @@ fn namespaces_that_the_kernel_reaches_over_a_network_are_shown_with_how_it_reach
     for line in [
         "NVMe over Fabrics, by the kernel",
         "  nvme1, tcp, traddr=10.0.0.7,trsvcid=4420,src_addr=10.0.0.2, nqn.2026-11.org.example:disks",
-        "    nvme1n1, 1 GiB, blocks of 4096 B",
+        "    nvme1n1, 1.0 GiB, blocks of 4096 B",
         "    nvme1n2, 0 B",
         "  nvme2, rdma, traddr=fe80::1,trsvcid=4420, connecting, nqn.",
     ] {
