@@ -426,15 +426,20 @@ impl Scratch {
     /// Adds up what `ask` lost because the NIC of the instance with the longest prefix was busy.
     fn note_hot(&self, cluster: &mut Cluster, now: Instant, ask: &Ask<'_>, plan: &Plan) {
         let longest = self.sorted.iter().find(|holder| holder.instance.is_some());
-        let Some(holder) = longest.filter(|holder| holder.wait > 0 && holder.blocks > plan.own_blocks) else {
+        let Some(holder) = longest.filter(|holder| holder.wait > 0) else {
             return;
         };
         let (Some(from), Some(&key)) = (holder.instance, ask.keys.get(holder.blocks as usize - 1)) else {
             return;
         };
         let view = self.view(cluster, now, ask);
-        let fetches = view.fetches(&plan.candidate, &view.own(&plan.candidate), holder, false);
-        let free = fetches.into_iter().flatten().map(|fetched| fetched.total).min().unwrap_or(u64::MAX);
+        // What the best instance could have done if the NIC had been free.
+        let mut free = u64::MAX;
+        for candidate in view.candidates().iter().filter(|candidate| Some(candidate.id) != holder.instance) {
+            let fetches = view.fetches(candidate, &view.own(candidate), holder, false);
+            let soonest = fetches.into_iter().flatten().map(|fetched| fetched.total).min();
+            free = free.min(soonest.unwrap_or(u64::MAX));
+        }
         let lost = plan.estimate.total.saturating_sub(free);
         let idle = self.candidates.iter().filter(|candidate| candidate.disk < holder.blocks);
         let Some(to) = idle.min_by_key(|candidate| (candidate.recent_ns, candidate.slot)) else { return };

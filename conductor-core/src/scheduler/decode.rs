@@ -75,19 +75,26 @@ impl Cluster {
             let fits = chosen.fits;
             let step_fits = chosen.step <= tbt_max;
             room |= fits;
-            if fits {
-                step_least = step_least.min(chosen.step);
-            }
             if !fits || (admission && !step_fits) {
+                step_least = if fits { step_least.min(chosen.step) } else { step_least };
                 continue;
             }
             let transfer = chosen.arrived.saturating_sub(need.end) / TRANSFER_GRAIN_NS;
             let growth = growth / 1_000 + transfer.saturating_mul(TRANSFER_GRAIN_NS / 1_000);
             let other_rack = self.instance(slot).spec.rack != rack;
             let key = (!step_fits, growth, other_rack, chosen.step);
-            if best.as_ref().is_none_or(|(least, _)| key < *least) {
-                best = Some((key, chosen));
+            if best.as_ref().is_some_and(|(least, _)| key >= *least) {
+                continue;
             }
+            if admission {
+                // Those that were accepted for later must not suffer either.
+                let (peak, fits) = self.peak(slot, &chosen, need.output_expected);
+                step_least = step_least.min(peak);
+                if peak > tbt_max || !fits {
+                    continue;
+                }
+            }
+            best = Some((key, chosen));
         }
         if let Some((_, chosen)) = best {
             return Ok(chosen);
@@ -161,6 +168,24 @@ impl Cluster {
         with += load;
         let step = 1e9 * self.model(instance).decode.seconds(with.sequences as f64, with.context as f64);
         (whole(step), has_room(instance.spec.kv_tokens_max, instance.spec.sequences_max, with))
+    }
+
+    /// The longest step, in nanoseconds, while `chosen` is decoded on `slot`, and whether there is always room.
+    fn peak(&self, slot: u32, chosen: &Chosen, output_expected: u32) -> (u64, bool) {
+        let instance = self.instance(slot);
+        let cost = &self.model(instance).decode;
+        let (kv_max, sequences_max) = (instance.spec.kv_tokens_max, instance.spec.sequences_max);
+        let finish = chosen.arrived.saturating_add(chosen.step.saturating_mul(u64::from(output_expected)));
+        let (mut peak, mut room) = (0.0_f64, true);
+        for mut with in
+            instance.projection.between(Instant::from_nanos(chosen.arrived), Instant::from_nanos(finish))
+        {
+            with += instance.foreign;
+            with += chosen.load;
+            peak = peak.max(cost.seconds(with.sequences as f64, with.context as f64));
+            room &= has_room(kv_max, sequences_max, with);
+        }
+        (whole(1e9 * peak), room)
     }
 
     /// Nanoseconds until `slot` could decode the request if nothing else arrived.

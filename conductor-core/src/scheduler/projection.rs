@@ -121,6 +121,11 @@ impl Projection {
             .map(|step| Instant::from_nanos(step * STEP_NS))
     }
 
+    /// The loads of the steps from that of `from` to that of `to`, as far as is looked ahead.
+    pub(super) fn between(&self, from: Instant, to: Instant) -> impl Iterator<Item = Load> {
+        (self.clamped(step_of(from))..=self.clamped(step_of(to))).map(|step| self.at[index(step)])
+    }
+
     /// Requests that are counted, at any time.
     pub(super) const fn requests(&self) -> u64 {
         self.requests

@@ -3,7 +3,6 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::time::Duration;
 
 use conductor_core::cost::{CostModel, PrefillWork};
 use conductor_core::scheduler::{
@@ -439,8 +438,4 @@ pub(crate) fn autocorrelation(at: &[f64], from: f64, to: f64, bin: f64, lags: us
         sum / variance
     };
     (1..=lags).map(at_lag).fold(f64::MIN, f64::max)
-}
-
-pub(crate) fn seconds(s: u64) -> Duration {
-    Duration::from_secs(s)
 }
