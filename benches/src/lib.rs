@@ -13,9 +13,11 @@
 
 mod instant_verbs;
 mod pair;
+mod prompts;
 
 pub use instant_verbs::InstantVerbs;
 pub use pair::Pair;
+pub use prompts::{Events, Prompts, StoredEvent, mix};
 
 use te_core::{Op, RegionId, RegionOffset, RemoteOffset, RemoteRegionId, Slice, Token};
 

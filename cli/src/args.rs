@@ -6,8 +6,8 @@ use clap::builder::styling::{AnsiColor, Styles};
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    admin, bench, completions, conductor, config, disk, doctor, gateway, get, health, ls, master, node, put,
-    replay, rm, stat, top, topology, up,
+    admin, bench, completions, conductor, config, disk, doctor, gateway, get, health, ls, master,
+    mock_engine, node, put, replay, rm, stat, top, topology, up,
 };
 use crate::config::{FlagsOfLog, LogFormat};
 use crate::exit::{EXIT_CODES, Failure};
@@ -122,6 +122,7 @@ pub(crate) enum Command {
     Replay(replay::Args),
     Bench(bench::Args),
     Conductor(conductor::Args),
+    MockEngine(mock_engine::Args),
     #[cfg(feature = "cxl")]
     Cxl(crate::commands::cxl::Args),
     Disk(disk::Args),

@@ -8,6 +8,7 @@
 //!                      ├─ replay ──▶ cluster ──▶ process   a master and N nodes as children
 //!                      ├─ bench transfer|store|master|target
 //!                      ├─ conductor                   sim: the paper's figures in a simulated cluster
+//!                      ├─ mock-engine                 an engine without a GPU, for the Conductor
 //!                      ├─ disk                        format, inspect, verify, bench of a disk
 //!                      ├─ cxl                         format, inspect of a CXL pool
 //!                      ├─ topology                    sysfs ──▶ picture, JSON, dot
@@ -56,6 +57,7 @@ mod output;
 mod process;
 mod progress;
 pub mod size;
+mod svg;
 mod sys;
 pub mod trace;
 mod version;

@@ -52,16 +52,16 @@ fuzz_target!(|bytes: &[u8]| {
         };
         assert_eq!(decoded.events as usize, batch.len());
         batch.events().for_each(|event| check(&event));
-        // A group without a kind would not be read back.
+        // A group without a kind would not be read back, nor the place of a medium.
         let events: Vec<Event<'_>> = batch
             .events()
             .map(|event| match event {
                 Event::Stored(mut stored) => {
-                    stored.group = None;
+                    (stored.group, stored.source.medium) = (None, None);
                     Event::Stored(stored)
                 }
                 Event::Removed(mut removed) => {
-                    removed.group = None;
+                    (removed.group, removed.source.medium) = (None, None);
                     Event::Removed(removed)
                 }
                 cleared @ Event::Cleared(_) => cleared,

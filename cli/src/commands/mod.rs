@@ -17,6 +17,7 @@ pub(crate) mod local;
 pub(crate) mod ls;
 pub(crate) mod master;
 mod metadata;
+pub(crate) mod mock_engine;
 pub(crate) mod node;
 pub(crate) mod put;
 pub(crate) mod replay;
@@ -62,6 +63,7 @@ pub(crate) fn run(cli: Cli) -> Outcome {
         Command::Replay(args) => replay::run(args, global),
         Command::Bench(args) => bench::run(args, global),
         Command::Conductor(args) => conductor::run(args),
+        Command::MockEngine(args) => mock_engine::run(args),
         #[cfg(feature = "cxl")]
         Command::Cxl(args) => cxl::run(args),
         Command::Disk(args) => disk::run(args, global),

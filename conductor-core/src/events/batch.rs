@@ -6,8 +6,11 @@ use core::ops::Range;
 use super::{Event, Extra, Removed, Source, Stored};
 use crate::{EngineHash, Tier};
 
+/// Entries of an arena that stay allocated. One huge payload does not keep its memory.
+const ENTRIES_KEPT_MAX: usize = 1 << 20;
+
 /// The events of one payload, in its order. [`Decoder::decode`](super::Decoder::decode) empties and fills it;
-/// its memory grows to that of the largest batch and is then reused.
+/// its memory grows to that of the largest batch and is then reused, but for that of very large ones.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     pub(super) hashes: Vec<EngineHash>,
@@ -137,11 +140,11 @@ impl Batch {
     }
 
     pub(super) fn clear(&mut self) {
-        self.hashes.clear();
-        self.tokens.clear();
-        self.bytes.clear();
-        self.ends.clear();
-        self.records.clear();
+        empty(&mut self.hashes);
+        empty(&mut self.tokens);
+        empty(&mut self.bytes);
+        empty(&mut self.ends);
+        empty(&mut self.records);
         self.published = 0.0;
         self.dp_rank = None;
     }
@@ -197,4 +200,9 @@ impl Batch {
     fn text(&self, part: Option<Part>) -> Option<&str> {
         part.map(|part| core::str::from_utf8(&self.bytes[part.range()]).unwrap_or_default())
     }
+}
+
+fn empty<T>(arena: &mut Vec<T>) {
+    arena.clear();
+    arena.shrink_to(ENTRIES_KEPT_MAX);
 }

@@ -36,7 +36,7 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            payload_bytes_max: 64 << 20,
+            payload_bytes_max: 16 << 20,
             events_max: 1 << 18,
             blocks_max: 1 << 18,
             block_tokens_max: 1 << 16,

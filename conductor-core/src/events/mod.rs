@@ -30,10 +30,9 @@ use crate::{EngineHash, Tier};
 pub enum Dialect {
     /// vLLM, any release with events: arrays until 0.23, maps since.
     Vllm,
-    /// `SGLang`: arrays until about 0.5.18, maps since.
+    /// `SGLang`: arrays until 0.5.18, maps in 0.5.20 and since.
     Sglang,
-    /// Mooncake's store and every publisher of its standard events (RFC 1527), with the fields of 2.1's
-    /// `kv_event_publisher.cpp`.
+    /// Mooncake's store (`kv_event_publisher.cpp`), and every other publisher of the events of RFC 1527.
     Mooncake,
 }
 

@@ -143,10 +143,13 @@ fn labelled<'a>(part: &'a str, found: &mut ObjectKey<'a>) -> Option<bool> {
 fn compact(rest: &str, hash: EngineHash, tp_rank: u32) -> Option<ObjectKey<'_>> {
     let mut found = ObjectKey::new(ObjectLayout::Compact, hash);
     (found.model, found.tp_rank) = (Some(rest), Some(tp_rank));
-    if let Some((model, group)) = rest.rsplit_once('@')
-        && let Ok(group) = group.parse()
-    {
-        (found.model, found.group) = (Some(model), Some(group));
+    if let Some((model, part)) = rest.rsplit_once('@') {
+        if let Ok(group) = part.parse() {
+            (found.model, found.group) = (Some(model), Some(group));
+        } else if labelled(part, &mut ObjectKey::new(ObjectLayout::Compact, hash)) != Some(false) {
+            // Compact keys have no labels: this is one of another layout, with a part too many.
+            return None;
+        }
     }
     found.model.is_some_and(|model| !model.is_empty()).then_some(found)
 }

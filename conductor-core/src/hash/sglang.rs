@@ -7,7 +7,8 @@
 //!
 //! `sglang/srt/mem_cache/utils.py`, `events.py` and `cpp_utils/hash_binding.cpp` of 0.5.23. The number of an
 //! event is hashed once more with a [`Namespace`] if the prompt has a named adapter, and with the setting
-//! `format: dynamo`.
+//! `format: dynamo`. Pages with tokens of more than 32 bits, which `SGLang` hashes in another form, are left
+//! out here: no vocabulary has such tokens.
 
 use alloc::vec::Vec;
 

@@ -20,7 +20,7 @@ struct Batch {
 
 #[derive(Debug)]
 pub(super) struct Assumptions {
-    /// Until when a block is assumed of a tenure of a lane.
+    /// Until when a block is assumed of a tenure of a seat.
     until: HashMap<(BlockKey, u64), Instant, foldhash::fast::FixedState>,
     /// By deadline, and a number that makes it unique.
     batches: BTreeMap<(Instant, u64), Batch>,
@@ -46,17 +46,18 @@ impl Assumptions {
 }
 
 impl Index {
-    /// A decision lets `owner` compute or fetch the blocks of a chain from its beginning, `keys`: those that it
-    /// does not have are assumed until `until`, or until the later of the deadlines when another decision assumed
-    /// them too. An event that stores a block ends its assumption. Returns how many were newly assumed.
+    /// A decision lets `owner` compute or fetch the blocks of a chain from its beginning, `keys`: those that
+    /// it does not have are assumed until `until`, or until the later of the deadlines when another decision
+    /// assumed them too. An event that stores a block ends its assumption. Returns how many were newly
+    /// assumed.
     pub fn assumed(&mut self, owner: OwnerId, keys: &[BlockKey], until: Instant) -> usize {
-        let Some(lane) = self.lanes.of_or_new(owner) else {
+        let Some(seat) = self.seats.of_or_new(owner) else {
             self.counters.assumed_refused += keys.len() as u64;
             return 0;
         };
         let has = self.matched(owner, keys) as usize;
-        let holey = self.lanes.is_holey(lane);
-        let tenure = self.lanes.get(lane).tenure;
+        let holey = self.seats.is_holey(seat);
+        let tenure = self.seats.get(seat).tenure;
         let (mut renewed, mut new) = (Vec::new(), 0);
         for key in keys.get(has..).unwrap_or_default() {
             if holey && self.holds(owner, *key) {
@@ -84,14 +85,14 @@ impl Index {
             let batch = Batch { owner, tenure, keys: renewed.into() };
             self.assumed.batches.insert((until, self.assumed.batches_made), batch);
         }
-        self.lanes.get_mut(lane).assumed += new;
+        self.seats.get_mut(seat).assumed += new;
         self.counters.assumed += new as u64;
         new
     }
 
-    /// The owner of `lane` has stored a block.
-    pub(super) fn confirm(&mut self, lane: u32, key: BlockKey) {
-        let of = self.lanes.get_mut(lane);
+    /// The owner of `seat` has stored a block.
+    pub(super) fn confirm(&mut self, seat: u32, key: BlockKey) {
+        let of = self.seats.get_mut(seat);
         if self.assumed.until.remove(&(key, of.tenure)).is_some() {
             of.assumed = of.assumed.saturating_sub(1);
             self.counters.assumed_confirmed += 1;
@@ -115,8 +116,8 @@ impl Index {
                     of_batch += 1;
                 }
             }
-            if let Some(lane) = self.lanes.of(owner) {
-                let of = self.lanes.get_mut(lane);
+            if let Some(seat) = self.seats.of(owner) {
+                let of = self.seats.get_mut(seat);
                 if of.tenure == tenure {
                     of.assumed = of.assumed.saturating_sub(of_batch);
                     expired += of_batch;
@@ -138,15 +139,15 @@ impl Index {
         self.query(keys, out);
         let Some(first) = keys.first() else { return };
         for found in &mut *out {
-            if let Some(lane) = self.lanes.of(found.owner)
-                && self.lanes.get(lane).assumed > 0
+            if let Some(seat) = self.seats.of(found.owner)
+                && self.seats.get(seat).assumed > 0
             {
-                found.blocks = self.with_assumed(lane, keys, found.blocks as usize);
+                found.blocks = self.with_assumed(seat, keys, found.blocks as usize);
             }
         }
-        for (lane, of) in self.lanes.owners() {
+        for (seat, of) in self.seats.owners() {
             if of.assumed > 0 && !self.holds(of.owner, *first) {
-                let blocks = self.with_assumed(lane, keys, 0);
+                let blocks = self.with_assumed(seat, keys, 0);
                 if blocks > 0 {
                     out.push(OwnerMatch { owner: of.owner, blocks });
                 }
@@ -155,8 +156,8 @@ impl Index {
     }
 
     /// How far the chain goes on after `blocks` with blocks that are assumed or there.
-    fn with_assumed(&self, lane: u32, keys: &[BlockKey], blocks: usize) -> u32 {
-        let of = self.lanes.get(lane);
+    fn with_assumed(&self, seat: u32, keys: &[BlockKey], blocks: usize) -> u32 {
+        let of = self.seats.get(seat);
         let mut end = blocks;
         while let Some(key) = keys.get(end) {
             let assumed = self.assumed.until.contains_key(&(*key, of.tenure));

@@ -23,13 +23,13 @@ pub(crate) const EMPTY: SetId = 1;
 /// Members up to which a set is a list.
 const FEW: usize = 5;
 /// The end of a list that is shorter.
-const NOBODY: u32 = u32::MAX;
+const NO_SEAT: u32 = u32::MAX;
 
 #[derive(Debug)]
 enum Members {
-    /// Ascending, then [`NOBODY`].
+    /// Ascending, then [`NO_SEAT`].
     Few([u32; FEW]),
-    /// A bit per lane; the last word is not zero.
+    /// A bit per seat; the last word is not zero.
     Many(Box<[u64]>),
 }
 
@@ -49,11 +49,11 @@ struct Set {
 struct Step {
     from: Stamped,
     to: Stamped,
-    lane: u32,
+    seat: u32,
 }
 
 const STEPS: usize = 64;
-const NO_STEP: Step = Step { from: (NONE, 0), to: (NONE, 0), lane: 0 };
+const NO_STEP: Step = Step { from: (NONE, 0), to: (NONE, 0), seat: 0 };
 
 #[derive(Debug)]
 pub(crate) struct Holders {
@@ -69,17 +69,17 @@ pub(crate) struct Holders {
     scratch: Vec<u64>,
 }
 
-/// The hash of a set is the exclusive or over its lanes, so that a step costs one.
-fn lane_hash(lane: u32) -> u64 {
-    super::lanes::digest_of(super::table::spread(u64::from(lane)))
+/// The hash of a set is the exclusive or over its seats, so that a step costs one.
+fn seat_hash(seat: u32) -> u64 {
+    super::seats::digest_of(super::table::spread(u64::from(seat)))
 }
 
-fn step_at(from: SetId, lane: u32) -> usize {
-    (from.wrapping_mul(0x9e37_79b1) ^ lane.wrapping_mul(0x85eb_ca6b)) as usize >> 7 & (STEPS - 1)
+fn step_at(from: SetId, seat: u32) -> usize {
+    (from.wrapping_mul(0x9e37_79b1) ^ seat.wrapping_mul(0x85eb_ca6b)) as usize >> 7 & (STEPS - 1)
 }
 
-const fn bit(lane: u32) -> (usize, u64) {
-    (lane as usize / 64, 1 << (lane % 64))
+const fn bit(seat: u32) -> (usize, u64) {
+    (seat as usize / 64, 1 << (seat % 64))
 }
 
 /// A word of a mask; words beyond its end are zero.
@@ -88,9 +88,9 @@ pub(crate) fn word(mask: &[u64], at: usize) -> u64 {
     mask.get(at).copied().unwrap_or(0)
 }
 
-/// Calls `each` for every lane of a word.
+/// Calls `each` for every seat of a word.
 #[inline]
-pub(crate) fn each_lane(at: usize, mut word: u64, mut each: impl FnMut(u32)) {
+pub(crate) fn each_seat(at: usize, mut word: u64, mut each: impl FnMut(u32)) {
     while word != 0 {
         each(at as u32 * 64 + word.trailing_zeros());
         word &= word - 1;
@@ -98,11 +98,11 @@ pub(crate) fn each_lane(at: usize, mut word: u64, mut each: impl FnMut(u32)) {
 }
 
 impl Set {
-    fn contains(&self, lane: u32) -> bool {
+    fn contains(&self, seat: u32) -> bool {
         match &self.members {
-            Members::Few(few) => few.contains(&lane),
+            Members::Few(few) => few.contains(&seat),
             Members::Many(words) => {
-                let (at, bit) = bit(lane);
+                let (at, bit) = bit(seat);
                 word(words, at) & bit != 0
             }
         }
@@ -111,8 +111,8 @@ impl Set {
     fn is(&self, words: &[u64], len: u32) -> bool {
         self.len == len
             && match &self.members {
-                Members::Few(few) => few[..len as usize].iter().all(|lane| {
-                    let (at, bit) = bit(*lane);
+                Members::Few(few) => few[..len as usize].iter().all(|seat| {
+                    let (at, bit) = bit(*seat);
                     word(words, at) & bit != 0
                 }),
                 Members::Many(own) => **own == *words,
@@ -129,7 +129,7 @@ impl Set {
 
 impl Holders {
     pub(crate) fn new(bytes_max: usize) -> Self {
-        let empty = || Set { hash: 0, refs: 1, len: 0, stamp: 1, members: Members::Few([NOBODY; FEW]) };
+        let empty = || Set { hash: 0, refs: 1, len: 0, stamp: 1, members: Members::Few([NO_SEAT; FEW]) };
         Self {
             sets: vec![empty(), empty()],
             free: Vec::new(),
@@ -167,8 +167,8 @@ impl Holders {
     }
 
     #[inline]
-    pub(crate) fn contains(&self, set: SetId, lane: u32) -> bool {
-        self.sets[set as usize].contains(lane)
+    pub(crate) fn contains(&self, set: SetId, seat: u32) -> bool {
+        self.sets[set as usize].contains(seat)
     }
 
     /// Calls `each` for the members of a set that are in `mask`.
@@ -176,16 +176,16 @@ impl Holders {
     pub(crate) fn each(&self, set: SetId, mask: &[u64], mut each: impl FnMut(u32)) {
         match &self.sets[set as usize].members {
             Members::Few(few) => {
-                for lane in few.iter().take_while(|lane| **lane != NOBODY) {
-                    let (at, bit) = bit(*lane);
+                for seat in few.iter().take_while(|seat| **seat != NO_SEAT) {
+                    let (at, bit) = bit(*seat);
                     if word(mask, at) & bit != 0 {
-                        each(*lane);
+                        each(*seat);
                     }
                 }
             }
             Members::Many(words) => {
                 for (at, (own, mask)) in words.iter().zip(mask).enumerate() {
-                    each_lane(at, own & mask, &mut each);
+                    each_seat(at, own & mask, &mut each);
                 }
             }
         }
@@ -199,13 +199,13 @@ impl Holders {
             (&self.sets[set as usize].members, &other.members)
         {
             for (at, (own, mask)) in words.iter().zip(mask).enumerate() {
-                each_lane(at, own & mask & !word(others, at), &mut each);
+                each_seat(at, own & mask & !word(others, at), &mut each);
             }
             return;
         }
-        self.each(set, mask, |lane| {
-            if !other.contains(lane) {
-                each(lane);
+        self.each(set, mask, |seat| {
+            if !other.contains(seat) {
+                each(seat);
             }
         });
     }
@@ -227,48 +227,48 @@ impl Holders {
     #[inline]
     pub(crate) fn any(&self, set: SetId, mask: &[u64]) -> bool {
         match &self.sets[set as usize].members {
-            Members::Few(few) => few.iter().take_while(|lane| **lane != NOBODY).any(|lane| {
-                let (at, bit) = bit(*lane);
+            Members::Few(few) => few.iter().take_while(|seat| **seat != NO_SEAT).any(|seat| {
+                let (at, bit) = bit(*seat);
                 word(mask, at) & bit != 0
             }),
             Members::Many(words) => words.iter().zip(mask).any(|(own, mask)| own & mask != 0),
         }
     }
 
-    /// The set with `lane`, which it does not have. None when that would take more than the memory allowed.
+    /// The set with `seat`, which it does not have. None when that would take more than the memory allowed.
     #[inline]
-    pub(crate) fn with(&mut self, from: SetId, lane: u32) -> Option<SetId> {
-        let at = step_at(from, lane);
-        if let Some(to) = self.follow(self.grown[at], from, lane) {
+    pub(crate) fn with(&mut self, from: SetId, seat: u32) -> Option<SetId> {
+        let at = step_at(from, seat);
+        if let Some(to) = self.follow(self.grown[at], from, seat) {
             return Some(to);
         }
         if self.bytes() >= self.bytes_max {
             return None;
         }
         let (hash, len) = self.load(from);
-        let (place, bit) = bit(lane);
+        let (place, bit) = bit(seat);
         if self.scratch.len() <= place {
             self.scratch.resize(place + 1, 0);
         }
         self.scratch[place] |= bit;
-        let to = self.intern(hash ^ lane_hash(lane), len + 1);
-        self.grown[at] = self.step(from, lane, to);
+        let to = self.intern(hash ^ seat_hash(seat), len + 1);
+        self.grown[at] = self.step(from, seat, to);
         Some(to)
     }
 
-    /// The set without `lane`, which it has.
+    /// The set without `seat`, which it has.
     #[inline]
-    pub(crate) fn without(&mut self, from: SetId, lane: u32) -> SetId {
-        let at = step_at(from, lane);
-        if let Some(to) = self.follow(self.shrunk[at], from, lane) {
+    pub(crate) fn without(&mut self, from: SetId, seat: u32) -> SetId {
+        let at = step_at(from, seat);
+        if let Some(to) = self.follow(self.shrunk[at], from, seat) {
             return to;
         }
         let (hash, len) = self.load(from);
-        let (place, bit) = bit(lane);
+        let (place, bit) = bit(seat);
         self.scratch[place] &= !bit;
         self.trim();
-        let to = self.intern(hash ^ lane_hash(lane), len - 1);
-        self.shrunk[at] = self.step(from, lane, to);
+        let to = self.intern(hash ^ seat_hash(seat), len - 1);
+        self.shrunk[at] = self.step(from, seat, to);
         to
     }
 
@@ -277,25 +277,25 @@ impl Holders {
     }
 
     #[inline]
-    fn follow(&self, step: Step, from: SetId, lane: u32) -> Option<SetId> {
+    fn follow(&self, step: Step, from: SetId, seat: u32) -> Option<SetId> {
         let known =
-            step.from == self.stamped(from) && step.lane == lane && step.to == self.stamped(step.to.0);
+            step.from == self.stamped(from) && step.seat == seat && step.to == self.stamped(step.to.0);
         known.then_some(step.to.0)
     }
 
-    fn step(&self, from: SetId, lane: u32, to: SetId) -> Step {
-        Step { from: self.stamped(from), to: self.stamped(to), lane }
+    fn step(&self, from: SetId, seat: u32, to: SetId) -> Step {
+        Step { from: self.stamped(from), to: self.stamped(to), seat }
     }
 
-    /// The set without the lanes that are in `gone`.
+    /// The set without the seats that are in `gone`.
     pub(crate) fn without_all(&mut self, from: SetId, gone: &[u64]) -> SetId {
         if !self.any(from, gone) {
             return from;
         }
         let (mut hash, mut len) = self.load(from);
         for (at, (own, gone)) in self.scratch.iter_mut().zip(gone).enumerate() {
-            each_lane(at, *own & gone, |lane| {
-                hash ^= lane_hash(lane);
+            each_seat(at, *own & gone, |seat| {
+                hash ^= seat_hash(seat);
                 len -= 1;
             });
             *own &= !gone;
@@ -304,19 +304,19 @@ impl Holders {
         self.intern(hash, len)
     }
 
-    /// The set of these lanes, which are ascending and without duplicates.
-    pub(crate) fn of(&mut self, lanes: &[u32]) -> SetId {
+    /// The set of these seats, which are ascending and without duplicates.
+    pub(crate) fn of(&mut self, seats: &[u32]) -> SetId {
         self.scratch.clear();
         let mut hash = 0;
-        for lane in lanes {
-            let (place, bit) = bit(*lane);
+        for seat in seats {
+            let (place, bit) = bit(*seat);
             if self.scratch.len() <= place {
                 self.scratch.resize(place + 1, 0);
             }
             self.scratch[place] |= bit;
-            hash ^= lane_hash(*lane);
+            hash ^= seat_hash(*seat);
         }
-        self.intern(hash, lanes.len() as u32)
+        self.intern(hash, seats.len() as u32)
     }
 
     /// Copies a set's members to the scratch; returns its hash and length.
@@ -330,8 +330,8 @@ impl Holders {
                 if let Some(last) = few.last() {
                     self.scratch.resize(bit(*last).0 + 1, 0);
                 }
-                for lane in few {
-                    let (place, bit) = bit(*lane);
+                for seat in few {
+                    let (place, bit) = bit(*seat);
                     self.scratch[place] |= bit;
                 }
             }
@@ -359,10 +359,10 @@ impl Holders {
             return *id;
         }
         let members = if len as usize <= FEW {
-            let (mut few, mut next) = ([NOBODY; FEW], 0);
+            let (mut few, mut next) = ([NO_SEAT; FEW], 0);
             for (at, word) in self.scratch.iter().enumerate() {
-                each_lane(at, *word, |lane| {
-                    few[next] = lane;
+                each_seat(at, *word, |seat| {
+                    few[next] = seat;
                     next += 1;
                 });
             }
@@ -427,7 +427,7 @@ impl Holders {
         }
         let set = &mut self.sets[id as usize];
         self.boxed_bytes -= set.boxed_bytes();
-        set.members = Members::Few([NOBODY; FEW]);
+        set.members = Members::Few([NO_SEAT; FEW]);
         set.len = 0;
         set.stamp = set.stamp.wrapping_add(1);
         self.free.push(id);

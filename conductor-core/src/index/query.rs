@@ -18,10 +18,10 @@ struct Piece {
 const PIECES: usize = 33;
 
 impl Index {
-    /// For every owner that has the first block of the chain `keys`: how many blocks it has from the beginning
-    /// without a gap. `keys` is a chain from its first block: the answer for an owner that is not holey rests on
-    /// each key standing for all those before it. `out` is emptied first; its order is not specified. Allocates
-    /// nothing when `out` has room for as many owners as there are.
+    /// For every owner that has the first block of the chain `keys`: how many blocks it has from the
+    /// beginning without a gap. `keys` is a chain from its first block: the answer for an owner that is not
+    /// holey rests on each key standing for all those before it. `out` is emptied first; its order is not
+    /// specified. Allocates nothing when `out` has room for as many owners as there are.
     pub fn query(&self, keys: &[BlockKey], out: &mut Vec<OwnerMatch>) {
         out.clear();
         let keys = &keys[..keys.len().min(self.limits.depth_max as usize)];
@@ -30,7 +30,7 @@ impl Index {
         if first_set == EMPTY {
             return;
         }
-        if self.lanes.holey_count() > 0 {
+        if self.seats.holey_count() > 0 {
             self.walk(keys, first_set, out);
         }
         self.search(keys, first_set, out);
@@ -39,10 +39,10 @@ impl Index {
     /// How many blocks of the chain `keys` `owner` has from the beginning without a gap.
     #[must_use]
     pub fn matched(&self, owner: OwnerId, keys: &[BlockKey]) -> u32 {
-        let Some(lane) = self.lanes.of(owner) else { return 0 };
+        let Some(seat) = self.seats.of(owner) else { return 0 };
         let keys = &keys[..keys.len().min(self.limits.depth_max as usize)];
-        let has = |at: usize| self.holders.contains(self.set_at(at, keys[at]), lane);
-        let blocks = if self.lanes.is_holey(lane) {
+        let has = |at: usize| self.holders.contains(self.set_at(at, keys[at]), seat);
+        let blocks = if self.seats.is_holey(seat) {
             (0..keys.len()).take_while(|at| has(*at)).count()
         } else {
             let mut step = 1;
@@ -82,14 +82,14 @@ impl Index {
     #[inline]
     fn same(&self, earlier: SetId, later: SetId) -> bool {
         earlier == later
-            || (!self.lanes.all_regular()
-                && self.holders.count(earlier, self.lanes.regular())
-                    == self.holders.count(later, self.lanes.regular()))
+            || (!self.seats.all_regular()
+                && self.holders.count(earlier, self.seats.regular())
+                    == self.holders.count(later, self.seats.regular()))
     }
 
     /// Owners without holes: gallop to where the holders differ, then bisect.
     fn search(&self, keys: &[BlockKey], first_set: SetId, out: &mut Vec<OwnerMatch>) {
-        let regular = self.lanes.regular();
+        let regular = self.seats.regular();
         let (mut low, mut low_set, mut step) = (0, first_set, 1);
         let last = keys.len() - 1;
         while low < last && self.holders.any(low_set, regular) {
@@ -101,7 +101,7 @@ impl Index {
             (low, low_set) = (high, high_set);
             step *= 2;
         }
-        self.holders.each(low_set, regular, |lane| self.found(lane, low + 1, out));
+        self.holders.each(low_set, regular, |seat| self.found(seat, low + 1, out));
     }
 
     fn bisect(&self, keys: &[BlockKey], piece: Piece, out: &mut Vec<OwnerMatch>) {
@@ -112,7 +112,7 @@ impl Index {
             let Piece { low, low_set, high, high_set } = piece;
             if high - low == 1 {
                 self.holders
-                    .each_not_in(low_set, high_set, self.lanes.regular(), |lane| self.found(lane, high, out));
+                    .each_not_in(low_set, high_set, self.seats.regular(), |seat| self.found(seat, high, out));
             } else {
                 let middle = low + (high - low) / 2;
                 let middle_set = self.set_at(middle, keys[middle]);
@@ -141,9 +141,9 @@ impl Index {
 
     /// Holey owners: block by block. `out` has nothing else yet.
     fn walk(&self, keys: &[BlockKey], first_set: SetId, out: &mut Vec<OwnerMatch>) {
-        self.holders.each(first_set, self.lanes.holey(), |lane| {
-            // Lanes until the end; then owners take their places.
-            out.push(OwnerMatch { owner: OwnerId(lane), blocks: 1 });
+        self.holders.each(first_set, self.seats.holey(), |seat| {
+            // Seats until the end; then owners take their places.
+            out.push(OwnerMatch { owner: OwnerId(seat), blocks: 1 });
         });
         let mut walking = out.len();
         let mut set_before = first_set;
@@ -170,11 +170,11 @@ impl Index {
             found.blocks = keys.len() as u32;
         }
         for found in out {
-            found.owner = self.lanes.get(found.owner.0).owner;
+            found.owner = self.seats.get(found.owner.0).owner;
         }
     }
 
-    fn found(&self, lane: u32, blocks: usize, out: &mut Vec<OwnerMatch>) {
-        out.push(OwnerMatch { owner: self.lanes.get(lane).owner, blocks: blocks as u32 });
+    fn found(&self, seat: u32, blocks: usize, out: &mut Vec<OwnerMatch>) {
+        out.push(OwnerMatch { owner: self.seats.get(seat).owner, blocks: blocks as u32 });
     }
 }

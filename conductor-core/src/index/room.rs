@@ -20,9 +20,9 @@ impl Index {
         }
     }
 
-    /// Drops ends of chains, but not the block `keep`: blocks that nobody holds, then the least recently stored,
-    /// and of those the deepest, each with all that follow it. A block that something more recent follows stays.
-    /// False when there is nothing to drop near `hash`.
+    /// Drops ends of chains, but not the block `keep`: blocks that no owner holds, then the least recently
+    /// stored, and of those the deepest, each with all that follow it. A block that something more recent
+    /// follows stays. False when there is nothing to drop near `hash`.
     pub(super) fn make_room(&mut self, hash: u64, keep: Option<u64>) -> bool {
         let first = segment_of(hash);
         let mut searched = 0;
@@ -101,11 +101,11 @@ impl Index {
         if self.any_child(&entry, |_| true) {
             return false;
         }
-        let (lanes, holders) = (&mut self.lanes, &self.holders);
+        let (seats, holders) = (&mut self.seats, &self.holders);
         let mut held = core::mem::take(&mut self.mask);
         held.clear();
-        held.extend_from_slice(lanes.live());
-        holders.each(entry.set, &held, |lane| lanes.subtract(lane, hash));
+        held.extend_from_slice(seats.live());
+        holders.each(entry.set, &held, |seat| seats.subtract(seat, hash));
         self.mask = held;
         self.holders.release(entry.set);
         self.forget(at);

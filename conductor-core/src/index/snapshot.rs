@@ -4,7 +4,7 @@
 //!   magic 8 ┃ version u32 ┃ owners u32 ┃ sets u32 ┃ forks u32 ┃ blocks u64
 //!   owner   : id u32, holey u32
 //!   set     : members n u32, then n owners u32 when n * 32 <= owners, otherwise a bitmap of the owners (u64 words)
-//!   segment : blocks n u32, then n times hash u64, set u32 (0: nobody, then 1..), depth and flags u32, child u32
+//!   segment : blocks n u32, then n times hash u64, set u32 (0: no owner, then 1..), depth and flags u32, child u32
 //!   fork    : hash u64, children n u32, then n times u32
 //!   checksum: XXH3-64 of everything before, u64
 //! ```
@@ -16,8 +16,8 @@ use alloc::vec::Vec;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::holders::{EMPTY, SetId, each_lane};
-use super::lanes::digest_of;
+use super::holders::{EMPTY, SetId, each_seat};
+use super::seats::digest_of;
 use super::{BUCKETS, Digest, Entry, FORK, Index, IndexLimits, PARENT, SnapshotError};
 use crate::OwnerId;
 
@@ -70,10 +70,10 @@ impl Index {
     pub fn snapshot(&self, sink: &mut Vec<u8>) {
         let start = sink.len();
         let owners: Vec<(u32, OwnerId)> = self
-            .lanes
+            .seats
             .owners()
-            .filter(|(_, lane)| lane.digest.blocks > 0)
-            .map(|(at, lane)| (at, lane.owner))
+            .filter(|(_, seat)| seat.digest.blocks > 0)
+            .map(|(at, seat)| (at, seat.owner))
             .collect();
         let (numbers, sets) = self.number_sets();
         sink.reserve(
@@ -84,9 +84,9 @@ impl Index {
             sink.extend_from_slice(&number.to_le_bytes());
         }
         sink.extend_from_slice(&(self.table.len() as u64).to_le_bytes());
-        for (lane, owner) in &owners {
+        for (seat, owner) in &owners {
             sink.extend_from_slice(&owner.0.to_le_bytes());
-            sink.extend_from_slice(&u32::from(self.lanes.is_holey(*lane)).to_le_bytes());
+            sink.extend_from_slice(&u32::from(self.seats.is_holey(*seat)).to_le_bytes());
         }
         self.write_sets(&owners, &sets, sink);
         for segment in 0..BUCKETS {
@@ -126,14 +126,14 @@ impl Index {
     }
 
     fn write_sets(&self, owners: &[(u32, OwnerId)], sets: &[SetId], sink: &mut Vec<u8>) {
-        let mut places = vec![0; self.lanes.live().len() * 64];
-        for (place, (lane, _)) in (0u32..).zip(owners) {
-            places[*lane as usize] = place;
+        let mut places = vec![0; self.seats.live().len() * 64];
+        for (place, (seat, _)) in (0u32..).zip(owners) {
+            places[*seat as usize] = place;
         }
         let mut members = Vec::new();
         for set in sets {
             members.clear();
-            self.holders.each(*set, self.lanes.live(), |lane| members.push(places[lane as usize]));
+            self.holders.each(*set, self.seats.live(), |seat| members.push(places[seat as usize]));
             sink.extend_from_slice(&(members.len() as u32).to_le_bytes());
             if is_list(members.len() as u32, owners.len()) {
                 members.iter().for_each(|place| sink.extend_from_slice(&place.to_le_bytes()));
@@ -194,21 +194,21 @@ impl Index {
         for place in 0..owners {
             let owner = OwnerId(reader.u32("owners")?);
             let holey = reader.u32("owners")?;
-            // A lane per owner, in their order: a lane is a place.
-            if self.lanes.of_or_new(owner) != Some(place) {
+            // A seat per owner, in their order: a seat is a place.
+            if self.seats.of_or_new(owner) != Some(place) {
                 return Err(SnapshotError::Invalid("an owner is named twice"));
             }
             if holey > 1 {
                 return Err(SnapshotError::Invalid("an owner is neither holey nor not"));
             }
             if holey == 1 {
-                self.lanes.puncture(place);
+                self.seats.puncture(place);
             }
         }
         Ok(())
     }
 
-    /// The sets by their numbers; number 0 is nobody.
+    /// The sets by their numbers; number 0 is no owner.
     fn read_sets(
         &mut self,
         owners: usize,
@@ -218,28 +218,28 @@ impl Index {
         reader.expect(sets, 4, "sets")?;
         let mut numbered = Vec::with_capacity(sets + 1);
         numbered.push(EMPTY);
-        let mut lanes = Vec::new();
+        let mut seats = Vec::new();
         for _ in 0..sets {
             let members = reader.u32("sets")?;
             if members == 0 || members as usize > owners {
                 return Err(SnapshotError::Invalid("a set has no members, or more than there are owners"));
             }
-            lanes.clear();
+            seats.clear();
             if is_list(members, owners) {
                 for _ in 0..members {
-                    lanes.push(reader.u32("sets")?);
+                    seats.push(reader.u32("sets")?);
                 }
             } else {
                 for at in 0..owners.div_ceil(64) {
-                    each_lane(at, reader.u64("sets")?, |lane| lanes.push(lane));
+                    each_seat(at, reader.u64("sets")?, |seat| seats.push(seat));
                 }
             }
-            let ascending = lanes.windows(2).all(|pair| pair[0] < pair[1]);
-            let known = lanes.last().is_some_and(|last| (*last as usize) < owners);
-            if lanes.len() != members as usize || !ascending || !known {
+            let ascending = seats.windows(2).all(|pair| pair[0] < pair[1]);
+            let known = seats.last().is_some_and(|last| (*last as usize) < owners);
+            if seats.len() != members as usize || !ascending || !known {
                 return Err(SnapshotError::Invalid("a set's members are not owners"));
             }
-            numbered.push(self.holders.of(&lanes));
+            numbered.push(self.holders.of(&seats));
             within(
                 "bytes of holder sets",
                 self.holders.bytes() as u64,
@@ -291,11 +291,11 @@ impl Index {
         if self.ghosts > 0 {
             self.sweep.note_ghost();
         }
-        let live = self.lanes.live().to_vec();
+        let live = self.seats.live().to_vec();
         for (set, sum) in sets.iter().zip(&of_set).skip(1) {
             self.holders.retain_many(*set, sum.blocks as u32);
-            let lanes = &mut self.lanes;
-            self.holders.each(*set, &live, |lane| lanes.add_many(lane, *sum));
+            let seats = &mut self.seats;
+            self.holders.each(*set, &live, |seat| seats.add_many(seat, *sum));
         }
         Ok(())
     }

@@ -1,25 +1,25 @@
 //! Cleaning up after clears and removals, a few entries at a time.
 //!
 //! A pass visits every entry once, in the order of hashes, which insertions and removals do not disturb. It
-//! takes the lanes that were dead when it began out of the sets, removes entries that have neither holders nor
-//! children, and looks whether owners that were holey still are.
+//! takes the seats that were dead when it began out of the sets, removes entries that have neither holders
+//! nor children, and looks whether owners that were holey still are.
 
 use alloc::vec::Vec;
 
 use super::Index;
-use super::holders::{EMPTY, SetId, Stamped, each_lane};
+use super::holders::{EMPTY, SetId, Stamped, each_seat};
 use super::table::At;
 
 /// Blocks without holders that are followed down a chain at a time.
-const PATH_MAX: usize = 64;
+const PATH_MAX: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
     /// The next hash, while a pass is going on.
     cursor: Option<u64>,
-    /// Lanes that were dead when the pass began.
+    /// Seats that were dead when the pass began.
     dead: Vec<u64>,
-    /// Lanes that the pass examines for holes, and those of them that have one.
+    /// Seats that the pass examines for holes, and those of them that have one.
     examined: Vec<u64>,
     holed: Vec<u64>,
     examines: bool,
@@ -27,7 +27,7 @@ pub(super) struct Sweep {
     ghosts_dirty: bool,
     /// Blocks that were stored or removed since a pass began to examine.
     changes: usize,
-    /// The last step from a set to the set without dead lanes.
+    /// The last step from a set to the set without dead seats.
     step: Option<(Stamped, Stamped)>,
     /// A chain of entries without holders.
     path: Vec<u64>,
@@ -51,18 +51,18 @@ impl Sweep {
         self.changes = usize::MAX;
     }
 
-    /// A lane got a hole.
-    pub(super) fn note_hole(&mut self, lane: u32) {
-        if let Some(word) = self.holed.get_mut(lane as usize / 64) {
-            *word |= 1 << (lane % 64);
+    /// A seat got a hole.
+    pub(super) fn note_hole(&mut self, seat: u32) {
+        if let Some(word) = self.holed.get_mut(seat as usize / 64) {
+            *word |= 1 << (seat % 64);
         }
     }
 }
 
 impl Index {
-    /// Takes up to `budget` steps of cleaning up after clears and removals, and returns how many it took: 0 when
-    /// there is nothing to do. A step visits one entry, which takes some ten nanoseconds. Call it after clears until
-    /// it returns 0, for example with a budget of 10,000 between batches of events.
+    /// Takes up to `budget` steps of cleaning up after clears and removals, and returns how many it took: 0
+    /// when there is nothing to do. A step visits one entry, which takes some ten nanoseconds. Call it after
+    /// clears until it returns 0, for example with a budget of 10,000 between batches of events.
     pub fn sweep(&mut self, budget: usize) -> usize {
         let mut steps = 0;
         while steps < budget {
@@ -90,17 +90,17 @@ impl Index {
 
     fn begin_pass(&mut self) -> bool {
         // Owners that stay holey are examined again only after as many changes as there are entries.
-        let examines = self.lanes.holey_count() > 0 && self.sweep.changes >= self.table.len();
-        if self.lanes.dead() == 0 && !(self.ghosts > 0 && self.sweep.ghosts_dirty) && !examines {
+        let examines = self.seats.holey_count() > 0 && self.sweep.changes >= self.table.len();
+        if self.seats.dead() == 0 && !(self.ghosts > 0 && self.sweep.ghosts_dirty) && !examines {
             return false;
         }
         let sweep = &mut self.sweep;
-        self.lanes.dead_into(&mut sweep.dead);
+        self.seats.dead_into(&mut sweep.dead);
         sweep.examines = examines;
         sweep.examined.clear();
         sweep.holed.clear();
         if examines {
-            sweep.examined.extend_from_slice(self.lanes.holey());
+            sweep.examined.extend_from_slice(self.seats.holey());
             sweep.holed.resize(sweep.examined.len(), 0);
             sweep.changes = 0;
         }
@@ -114,14 +114,14 @@ impl Index {
         self.sweep.cursor = None;
         let dead = core::mem::take(&mut self.sweep.dead);
         for (at, word) in dead.iter().enumerate() {
-            each_lane(at, *word, |lane| self.lanes.swept(lane));
+            each_seat(at, *word, |seat| self.seats.swept(seat));
         }
         self.sweep.dead = dead;
         if self.sweep.examines {
             self.sweep.examines = false;
             for at in 0..self.sweep.examined.len() {
                 let whole = self.sweep.examined[at] & !self.sweep.holed[at];
-                each_lane(at, whole, |lane| self.lanes.heal(lane));
+                each_seat(at, whole, |seat| self.seats.heal(seat));
             }
         }
         self.sweep.holed.clear();
@@ -139,7 +139,7 @@ impl Index {
         steps
     }
 
-    /// Takes the dead lanes out of an entry's set; returns the set that it has now.
+    /// Takes the dead seats out of an entry's set; returns the set that it has now.
     fn without_dead(&mut self, at: At, set: SetId) -> SetId {
         if set == EMPTY || self.sweep.dead.is_empty() {
             return set;
@@ -172,35 +172,38 @@ impl Index {
             let Some(at) = self.table.find(last) else { break };
             let entry = self.table.get(at);
             let mut child = None;
-            let has_child = self.any_child(&entry, |of| {
+            self.any_child(&entry, |of| {
                 child = Some((of.hash, of.set));
                 true
             });
-            match child {
-                Some((next, EMPTY)) if path.len() < PATH_MAX => path.push(next),
-                _ if has_child => {
-                    self.sweep.ghosts_dirty |= path.len() == PATH_MAX;
-                    break;
-                }
-                _ => {
-                    self.forget(at);
-                    path.pop();
-                }
+            let Some((next, set)) = child else {
+                self.forget(at);
+                path.pop();
+                continue;
+            };
+            let Some(next_at) = self.table.find(next) else { break };
+            if self.without_dead(next_at, set) != EMPTY {
+                break;
             }
+            if path.len() == PATH_MAX {
+                self.sweep.ghosts_dirty = true;
+                break;
+            }
+            path.push(next);
         }
         self.sweep.path = path;
         steps
     }
 
-    /// Notes the examined lanes that have a child of an entry and not the entry.
+    /// Notes the examined seats that have a child of an entry and not the entry.
     fn examine(&mut self, hash: u64) {
         let Some(at) = self.table.find(hash) else { return };
         let entry = self.table.get(at);
         let mut holed = core::mem::take(&mut self.sweep.holed);
         self.any_child(&entry, |child| {
             if child.set != entry.set {
-                self.holders.each_not_in(child.set, entry.set, &self.sweep.examined, |lane| {
-                    holed[lane as usize / 64] |= 1 << (lane % 64);
+                self.holders.each_not_in(child.set, entry.set, &self.sweep.examined, |seat| {
+                    holed[seat as usize / 64] |= 1 << (seat % 64);
                 });
             }
             false

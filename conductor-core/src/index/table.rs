@@ -1,10 +1,10 @@
 //! An open-addressed table whose slots are in the order of their hashes.
 //!
-//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and slots
-//! of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives every
-//! insertion and removal, and a range of hashes is a range of slots. The table is divided into segments by the
-//! hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the memory of
-//! two generations never exists at once.
+//! A hash's home is its share of the segment (`hash * homes >> bits`), which keeps the order of hashes, and
+//! slots of one cluster are kept sorted. So growth is one sequential copy, a cursor that is a hash survives
+//! every insertion and removal, and a range of hashes is a range of slots. The table is divided into segments
+//! by the hash's highest byte that grow one by one: growth copies a 256th of the table at a time, and the
+//! memory of two generations never exists at once.
 
 use alloc::vec::Vec;
 
@@ -68,10 +68,12 @@ pub(crate) struct At {
     index: usize,
 }
 
-/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide cost
-/// a bounded time.
+/// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide
+/// cost a bounded time.
 const DISPLACEMENT_MAX: usize = 4096;
 const HOMES_MIN: usize = 16;
+/// The mean distance from a home to the end of a search, in slots.
+const TOUCHED_AHEAD: usize = 4;
 
 #[derive(Debug)]
 struct Segment<S> {
@@ -103,29 +105,36 @@ impl<S: Slot> Segment<S> {
         index
     }
 
-    /// Copies into as many homes as are asked for; sequential reads and writes.
+    /// Copies into as many homes as are asked for; sequential reads and writes, and no branch that depends on
+    /// what is read.
     fn rebuild(&mut self, homes: usize) {
-        let mut grown = Self { slots: Vec::new(), homes, used: self.used };
+        let mut slots = Vec::new();
         let slots_len = homes + 16 + homes / 64;
-        grown.slots.reserve_exact(slots_len);
-        for slot in self.slots.iter().filter(|slot| !slot.vacant()) {
-            let home = grown.home(slot.hash());
-            while grown.slots.len() < home {
-                grown.slots.push(S::VACANT);
+        slots.reserve_exact(slots_len);
+        slots.resize(slots_len, S::VACANT);
+        let old = core::mem::replace(self, Self { slots, homes, used: self.used });
+        let mut next = 0;
+        for slot in &old.slots {
+            let place = if slot.vacant() { next } else { next.max(self.home(slot.hash())) };
+            // The last slot stays vacant: it ends every search.
+            if place + 1 >= self.slots.len() {
+                self.slots.push(S::VACANT);
             }
-            grown.slots.push(*slot);
+            self.slots[place] = *slot;
+            next = place + usize::from(!slot.vacant());
         }
-        // The last slot stays vacant: it ends every search.
-        grown.slots.resize(slots_len.max(grown.slots.len() + 1), S::VACANT);
-        *self = grown;
     }
 
-    fn insert(&mut self, slot: S) -> Option<usize> {
-        if (self.used + 1) * 8 > self.homes * 7 {
+    /// Adds a slot at its lower bound.
+    fn insert(&mut self, slot: S, lower_bound: Option<usize>) -> Option<usize> {
+        let mut known = lower_bound;
+        // A load of 27/32: beyond it clusters become long.
+        if (self.used + 1) * 32 > self.homes * 27 {
             self.rebuild((self.homes + self.homes / 4).max(HOMES_MIN));
+            known = None;
         }
         loop {
-            let index = self.lower_bound(slot.hash());
+            let index = known.take().unwrap_or_else(|| self.lower_bound(slot.hash()));
             let mut vacancy = index;
             while !self.slots[vacancy].vacant() {
                 vacancy += 1;
@@ -189,14 +198,36 @@ impl<S: Slot> Table<S> {
     /// The first slot with this hash.
     #[inline]
     pub(crate) fn find(&self, hash: u64) -> Option<At> {
+        self.find_or_place(hash).ok()
+    }
+
+    /// The first slot with this hash, or where it would be.
+    #[inline]
+    pub(crate) fn find_or_place(&self, hash: u64) -> Result<At, Option<At>> {
         let segment = segment_of(hash);
         let of = &self.segments[segment];
         if of.homes == 0 {
-            return None;
+            return Err(None);
         }
         let index = of.lower_bound(hash);
         let slot = &of.slots[index];
-        (slot.hash() == hash && !slot.vacant()).then_some(At { segment, index })
+        let at = At { segment, index };
+        if slot.hash() == hash && !slot.vacant() { Ok(at) } else { Err(Some(at)) }
+    }
+
+    /// Reads the homes of hashes that are about to be looked up: these reads do not wait for each other,
+    /// while those of look-ups do.
+    #[inline]
+    pub(crate) fn touch(&self, hashes: &[u64]) {
+        let mut read = 0;
+        for hash in hashes {
+            let of = &self.segments[segment_of(*hash)];
+            let home = of.home(*hash);
+            for index in [home, home + TOUCHED_AHEAD] {
+                read ^= of.slots.get(index).map_or(0, Slot::hash);
+            }
+        }
+        core::hint::black_box(read);
     }
 
     /// The slot with this hash, which was at `hint` a while ago.
@@ -255,8 +286,13 @@ impl<S: Slot> Table<S> {
 
     /// Adds a slot, before those with the same hash. Refused when too many slots want the same place.
     pub(crate) fn insert(&mut self, slot: S) -> Option<At> {
+        self.insert_at(None, slot)
+    }
+
+    /// Adds a slot at the place that [`Table::find_or_place`] named; nothing was added or removed since.
+    pub(crate) fn insert_at(&mut self, place: Option<At>, slot: S) -> Option<At> {
         let segment = segment_of(slot.hash());
-        let index = self.segments[segment].insert(slot)?;
+        let index = self.segments[segment].insert(slot, place.map(|at| at.index))?;
         self.len += 1;
         Some(At { segment, index })
     }

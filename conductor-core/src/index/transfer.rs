@@ -1,12 +1,12 @@
 //! Comparing two indexes of one context, and bringing one up to the other.
 //!
-//! Two Conductors that follow the same engines compare an owner's [`Digest`]. Where it differs they compare the digests
-//! per bucket of keys, then exchange the entries of the buckets that differ: [`Index::adopt`] records what is
-//! missing, [`Index::removed`] takes out what is too much.
+//! Two Conductors that follow the same engines compare an owner's [`Digest`]. Where it differs they compare
+//! the digests per bucket of keys, then exchange the entries of the buckets that differ: [`Index::adopt`]
+//! records what is missing, [`Index::removed`] takes out what is too much.
 
 use alloc::vec::Vec;
 
-use super::lanes::digest_of;
+use super::seats::digest_of;
 use super::table::segment_of;
 use super::{
     BUCKETS, BucketEntry, Digest, EMPTY, Entry, FORK, Index, IndexLimits, PARENT, Refusal, Stored, link,
@@ -18,10 +18,10 @@ impl Index {
     /// What `owner` has in each bucket of keys. The time is that of visiting every entry.
     pub fn bucket_digests(&self, owner: OwnerId, out: &mut [Digest; BUCKETS]) {
         *out = [Digest::default(); BUCKETS];
-        let Some(lane) = self.lanes.of(owner) else { return };
+        let Some(seat) = self.seats.of(owner) else { return };
         for (bucket, digest) in out.iter_mut().enumerate() {
             for entry in self.table.segment(bucket) {
-                if self.holders.contains(entry.set, lane) {
+                if self.holders.contains(entry.set, seat) {
                     digest.blocks += 1;
                     digest.sum = digest.sum.wrapping_add(digest_of(entry.hash));
                 }
@@ -35,12 +35,12 @@ impl Index {
         segment_of(spread(key.0))
     }
 
-    /// The blocks that `owner` has in a bucket, with the blocks before them. `out` is emptied first. The time is
-    /// that of visiting every entry.
+    /// The blocks that `owner` has in a bucket, with the blocks before them. `out` is emptied first. The time
+    /// is that of visiting every entry.
     pub fn bucket(&self, owner: OwnerId, bucket: usize, out: &mut Vec<BucketEntry>) {
         out.clear();
-        let Some(lane) = self.lanes.of(owner).filter(|_| bucket < BUCKETS) else { return };
-        let held = self.table.segment(bucket).filter(|entry| self.holders.contains(entry.set, lane));
+        let Some(seat) = self.seats.of(owner).filter(|_| bucket < BUCKETS) else { return };
+        let held = self.table.segment(bucket).filter(|entry| self.holders.contains(entry.set, seat));
         let children: Vec<Entry> = held.copied().collect();
         out.extend(children.iter().map(|entry| BucketEntry {
             depth: entry.depth(),
@@ -67,31 +67,26 @@ impl Index {
         out.retain(|entry| entry.depth == 0 || entry.parent.is_some());
     }
 
-    /// Records blocks of `owner` that another index gave, in whatever order. Until every block's parent is there
-    /// the owner is holey; a later [`Index::sweep`] notices when it is not any more.
+    /// Records blocks of `owner` that another index gave, in whatever order. Until every block's parent is
+    /// there the owner is holey; a later [`Index::sweep`] notices when it is not any more.
     pub fn adopt(&mut self, owner: OwnerId, entries: &[BucketEntry]) -> Stored {
         let mut stored = Stored::default();
-        let Some(lane) = self.lanes.of_or_new(owner) else {
+        let Some(seat) = self.seats.of_or_new(owner) else {
             self.counters.refused_owners += entries.len() as u64;
             return Stored { refused: entries.len(), ..stored };
         };
         for entry in entries {
-            match self.adopt_one(lane, entry) {
+            match self.adopt_one(seat, entry) {
                 Ok(added) => {
                     stored.added += usize::from(added);
                     stored.known += usize::from(!added);
-                    if self.lanes.get(lane).assumed > 0 {
-                        self.confirm(lane, entry.key);
+                    if self.seats.get(seat).assumed > 0 {
+                        self.confirm(seat, entry.key);
                     }
                 }
                 Err(refusal) => {
                     stored.refused += 1;
-                    match refusal {
-                        Refusal::Conflict => self.counters.conflicts += 1,
-                        Refusal::Deep => self.counters.too_deep += 1,
-                        Refusal::Full => self.counters.refused_full += 1,
-                        Refusal::Holders => self.counters.refused_holders += 1,
-                    }
+                    refusal.count(&mut self.counters, 1);
                 }
             }
         }
@@ -101,7 +96,33 @@ impl Index {
         stored
     }
 
-    fn adopt_one(&mut self, lane: u32, entry: &BucketEntry) -> Result<bool, Refusal> {
+    /// `owner` has a block, of which nothing is said but its key. Returns whether it is recorded: it is if
+    /// any owner has it already, since only then it is known what is before it. The owner is holey until a
+    /// later [`Index::sweep`] notices that it is not.
+    pub fn joined(&mut self, owner: OwnerId, key: BlockKey) -> bool {
+        let hash = spread(key.0);
+        let Some(at) = self.table.find(hash).filter(|at| self.is_held(self.table.get(*at).set)) else {
+            self.counters.orphans += 1;
+            return false;
+        };
+        let depth = self.table.get(at).depth();
+        let Some(seat) = self.seats.of_or_new(owner) else {
+            self.counters.refused_owners += 1;
+            return false;
+        };
+        let Ok((_, added)) = self.store(seat, None, hash, depth) else {
+            self.counters.refused_holders += 1;
+            return false;
+        };
+        self.counters.added += u64::from(added);
+        if added && depth > 0 {
+            self.puncture(seat);
+            self.sweep.examine_soon();
+        }
+        true
+    }
+
+    fn adopt_one(&mut self, seat: u32, entry: &BucketEntry) -> Result<bool, Refusal> {
         if entry.depth >= self.limits.depth_max.min(IndexLimits::DEPTH_MAX) {
             return Err(Refusal::Deep);
         }
@@ -121,20 +142,20 @@ impl Index {
             }
             _ => return Err(Refusal::Conflict),
         }
-        let result = self.store(lane, before, spread(entry.key.0), entry.depth);
+        let result = self.store(seat, before, spread(entry.key.0), entry.depth);
         if let (Some((hash, at)), Ok(_)) = (before, &result) {
             let parent_held = self
                 .table
                 .find_near(at, hash)
-                .is_some_and(|at| self.holders.contains(self.table.get(at).set, lane));
+                .is_some_and(|at| self.holders.contains(self.table.get(at).set, seat));
             if !parent_held {
-                self.puncture(lane);
+                self.puncture(seat);
             }
         }
         result.map(|(_, added)| added)
     }
 
-    /// The parent of a block, which nobody has yet.
+    /// The parent of a block, which no owner has yet.
     fn insert_unheld(&mut self, hash: u64, depth: u32) -> Result<super::At, Refusal> {
         if self.table.len() >= self.limits.blocks_max && !self.make_room(hash, None) {
             return Err(Refusal::Full);

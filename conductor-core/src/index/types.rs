@@ -7,8 +7,8 @@ use crate::{BlockKey, OwnerId};
 /// Buckets of keys into which an index is divided for comparison with another index: a power of two.
 pub const BUCKETS: usize = 256;
 
-/// What an index may grow to. Beyond a limit it forgets or refuses blocks, which makes matches shorter and never
-/// longer, and counts that in [`Counters`].
+/// What an index may grow to. Beyond a limit it forgets or refuses blocks, which makes matches shorter and
+/// never longer, and counts that in [`Counters`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexLimits {
     /// Unique blocks. At the limit the index drops ends of chains, the least recently stored first and among
@@ -94,9 +94,9 @@ pub struct Counters {
     pub assumed_refused: u64,
 }
 
-/// What an owner has, as a number that does not depend on the order of events: equal for two indexes that hold
-/// the same blocks for it, and different otherwise but with a probability of about 2^-64. It says nothing about the
-/// owner's id, so that two Conductors can compare owners which they number differently.
+/// What an owner has, as a number that does not depend on the order of events: equal for two indexes that
+/// hold the same blocks for it, and different otherwise but with a probability of about 2^-64. It says
+/// nothing about the owner's id, so that two Conductors can compare owners which they number differently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Digest {
     /// Blocks.

@@ -20,6 +20,7 @@ mod apply;
 mod context;
 mod query;
 mod shared;
+mod snapshot;
 #[cfg(test)]
 mod tests;
 mod types;
@@ -37,6 +38,7 @@ use crate::{BlockKey, Context, ContextId, InstanceId};
 
 use context::ContextState;
 use shared::Waiting;
+pub use snapshot::{Positions, SnapshotError};
 pub use types::{
     Counters, Matches, OwnerDigest, PublisherId, RankMatch, RegisterError, Registration, Role, Settings,
 };

@@ -14,7 +14,7 @@ use super::apply::{apply_stored, rank_of};
 use super::{Knowledge, PublisherId, Role};
 
 /// A block of a store: its objects that are there. The model is the digest of its name.
-type Block = (PublisherId, u64, EngineHash);
+pub(super) type Block = (PublisherId, u64, EngineHash);
 
 /// Blocks of stores that no engine has announced, or of which not every object is there. Where a block
 /// consists of several objects, complete and announced blocks are here, too.
@@ -27,6 +27,20 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn new(blocks_max: usize) -> Self {
         Self { blocks: HashMap::with_hasher(FixedState::with_seed(0)), blocks_max }
+    }
+
+    /// Every block with its objects.
+    pub(super) fn blocks(&self) -> impl Iterator<Item = (Block, &[u64])> {
+        self.blocks.iter().map(|(block, objects)| (*block, objects.as_slice()))
+    }
+
+    /// Puts a block of a snapshot back; returns whether there is room.
+    pub(super) fn put(&mut self, block: Block, objects: Vec<u64>) -> bool {
+        let room = self.blocks.len() < self.blocks_max;
+        if room {
+            self.blocks.insert(block, objects);
+        }
+        room
     }
 
     pub(super) fn len(&self) -> usize {
@@ -206,7 +220,7 @@ impl Knowledge {
         let ranks_max = self.settings.contexts_max;
         let Some(rank) = rank_of(publisher, state, context, 0, ranks_max) else { return false };
         let Some(owner) = state.owner_or_new(rank, Tier::Store, 0, 1) else { return false };
-        let joined = state.index.holds(owner, key);
+        let joined = state.index.joined(owner, key);
         publisher.counters.stored += u64::from(joined);
         joined
     }

@@ -1,1 +1,367 @@
 //! Publishers, one or two at a time. Random histories are in `tests/streams`.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+use te_core::Instant;
+
+use super::*;
+use crate::events::encode::{Layout, encode};
+use crate::events::{Dialect, Event, Extra, Removed, Source, Stored};
+use crate::hash;
+use crate::{EngineHash, Tier};
+
+const BLOCK_TOKENS: u32 = 2;
+
+fn engine(instance: &str, dp_rank: u32) -> Registration {
+    Registration {
+        instance: instance.into(),
+        tenant: "t".into(),
+        model: "m".into(),
+        block_tokens: BLOCK_TOKENS,
+        lora: None,
+        salt: None,
+        dp_rank,
+        dialect: Dialect::Vllm,
+        role: Role::Engine,
+    }
+}
+
+fn store(objects_per_block: u32) -> Registration {
+    let role = Role::Store { objects_per_block };
+    Registration { role, dialect: Dialect::Mooncake, ..engine("store", 0) }
+}
+
+/// A knowledge whose publishers are served.
+fn knowing(registrations: &[Registration]) -> (Knowledge, Vec<PublisherId>) {
+    let mut knowledge = Knowledge::new(Settings::default());
+    let ids =
+        registrations.iter().map(|known| knowledge.register(known.clone()).unwrap()).collect::<Vec<_>>();
+    ids.iter().for_each(|id| knowledge.serve(*id, true));
+    (knowledge, ids)
+}
+
+fn hashes(numbers: &[u64]) -> Vec<EngineHash> {
+    numbers.iter().map(|number| EngineHash(*number)).collect()
+}
+
+fn say(knowledge: &mut Knowledge, id: PublisherId, events: &[Event<'_>]) -> bool {
+    let layout = match knowledge.publishers[&id].registration.dialect {
+        Dialect::Mooncake => Layout::Mooncake,
+        _ => Layout::VllmMaps,
+    };
+    let mut payload = Vec::new();
+    encode(layout, 1.0, None, events, &mut payload);
+    knowledge.apply(id, &payload)
+}
+
+fn stored<'a>(hashes: &'a [EngineHash], parent: Option<u64>, tokens: &'a [u32], tier: Tier) -> Stored<'a> {
+    Stored {
+        hashes,
+        parent: parent.map(EngineHash),
+        tokens,
+        block_tokens: if tokens.is_empty() { 0 } else { BLOCK_TOKENS },
+        lora: None,
+        salt: None,
+        extra: Extra::default(),
+        tier,
+        group: None,
+        source: Source::default(),
+    }
+}
+
+/// Stores blocks with the hashes `numbers` and the tokens of the prompt from block `from` on.
+fn store_blocks(knowledge: &mut Knowledge, id: PublisherId, numbers: &[u64], from: usize, tier: Tier) {
+    let prompt = prompt();
+    let tokens = &prompt[from * 2..(from + numbers.len()) * 2];
+    let parent = (from > 0).then(|| numbers[0] - 1);
+    assert!(say(knowledge, id, &[Event::Stored(stored(&hashes(numbers), parent, tokens, tier))]));
+}
+
+fn remove(knowledge: &mut Knowledge, id: PublisherId, numbers: &[u64], tier: Tier) {
+    let removed = Removed { hashes: &hashes(numbers), tier, group: None, source: Source::default() };
+    assert!(say(knowledge, id, &[Event::Removed(removed)]));
+}
+
+fn prompt() -> Vec<u32> {
+    (100..120).collect()
+}
+
+fn keys() -> Vec<BlockKey> {
+    let mut keys = Vec::new();
+    hash::keys(&prompt(), BLOCK_TOKENS, &Root::new(0), &mut keys);
+    keys
+}
+
+fn ask(knowledge: &Knowledge) -> Matches {
+    let mut matches = Matches::default();
+    knowledge.query(ContextId(0), &keys(), false, &mut matches);
+    matches
+}
+
+/// GPU, CPU and disk of the first instance, and the store.
+fn matched(knowledge: &Knowledge) -> ([u32; 3], u32) {
+    let matches = ask(knowledge);
+    let first = matches.instances.first().copied().unwrap_or_default();
+    ([first.gpu, first.cpu, first.disk], matches.store)
+}
+
+#[test]
+fn tiers_count_together_and_ranks_apart() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("a", 1), engine("b", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    store_blocks(&mut knowledge, ids[0], &[4, 5], 3, Tier::Cpu);
+    store_blocks(&mut knowledge, ids[0], &[6], 5, Tier::Disk);
+    store_blocks(&mut knowledge, ids[1], &[1, 2, 3, 4], 0, Tier::Gpu);
+    store_blocks(&mut knowledge, ids[2], &[901], 0, Tier::Disk);
+    let matches = ask(&knowledge);
+    let of = |instance, dp_rank, gpu, cpu, disk| crate::InstanceMatch {
+        instance: InstanceId(instance),
+        dp_rank,
+        gpu,
+        cpu,
+        disk,
+    };
+    assert_eq!(matches.instances, [of(0, 1, 4, 5, 6), of(1, 0, 0, 0, 1)]);
+    let ranks: Vec<_> =
+        matches.ranks.iter().map(|rank| (rank.dp_rank, rank.gpu, rank.cpu, rank.disk)).collect();
+    assert_eq!(ranks, [(0, 3, 5, 6), (1, 4, 4, 4), (0, 0, 0, 1)]);
+    // The CPU loses its first block; the GPU gets it, so that the rest counts again.
+    remove(&mut knowledge, ids[0], &[4], Tier::Cpu);
+    assert_eq!(ask(&knowledge).ranks[0].cpu, 3);
+    store_blocks(&mut knowledge, ids[0], &[4], 3, Tier::Gpu);
+    assert_eq!((ask(&knowledge).ranks[0].gpu, ask(&knowledge).ranks[0].cpu), (4, 5));
+}
+
+#[test]
+fn blocks_without_tokens_are_what_their_hashes_were_learnt_to_be() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    let unknown = hashes(&[1, 2]);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(stored(&unknown, None, &[], Tier::Cpu))]));
+    assert_eq!(knowledge.counters(ids[0]).unwrap().orphans, 2);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(stored(&unknown, None, &[], Tier::Cpu))]));
+    remove(&mut knowledge, ids[0], &[1, 2, 3], Tier::Gpu);
+    assert_eq!(matched(&knowledge), ([0, 2, 2], 0));
+    // A block whose parent is unknown is not stored.
+    let far = hashes(&[77]);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(stored(&far, Some(76), &[1, 2], Tier::Gpu))]));
+    assert_eq!(knowledge.counters(ids[0]).unwrap().orphans, 3);
+}
+
+#[test]
+fn engines_whose_hashes_collide_do_not_share_blocks() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2], 0, Tier::Gpu);
+    // The same hashes stand for other tokens at b, which then stores what follows.
+    let other = hashes(&[1, 2]);
+    assert!(say(&mut knowledge, ids[1], &[Event::Stored(stored(&other, None, &[7, 8, 9, 10], Tier::Gpu))]));
+    assert!(say(
+        &mut knowledge,
+        ids[1],
+        &[Event::Stored(stored(&hashes(&[3]), Some(2), &[11, 12], Tier::Gpu))]
+    ));
+    let mut keys = Vec::new();
+    hash::keys(&[7, 8, 9, 10, 11, 12], BLOCK_TOKENS, &Root::new(0), &mut keys);
+    let mut matches = Matches::default();
+    knowledge.query(ContextId(0), &keys, false, &mut matches);
+    assert_eq!(
+        matches.instances.iter().map(|found| (found.instance.0, found.gpu)).collect::<Vec<_>>(),
+        [(1, 3)]
+    );
+    remove(&mut knowledge, ids[0], &[2], Tier::Gpu);
+    assert_eq!(matched(&knowledge).0, [1; 3]);
+    knowledge.query(ContextId(0), &keys, false, &mut matches);
+    assert_eq!(matches.instances[0].gpu, 3);
+}
+
+#[test]
+fn attention_groups_have_to_agree() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    let prompt = prompt();
+    for group in [0, 1] {
+        let numbers = hashes(&[1, 2, 3]);
+        let event = Stored { group: Some(group), ..stored(&numbers, None, &prompt[..6], Tier::Gpu) };
+        assert!(say(&mut knowledge, ids[0], &[Event::Stored(event)]));
+    }
+    assert_eq!(matched(&knowledge).0, [3; 3]);
+    let numbers = hashes(&[2]);
+    let removed = Removed { hashes: &numbers, tier: Tier::Gpu, group: Some(1), source: Source::default() };
+    assert!(say(&mut knowledge, ids[0], &[Event::Removed(removed)]));
+    assert_eq!(matched(&knowledge).0, [1; 3]);
+}
+
+/// An event of a store about one object of a block.
+fn object(knowledge: &mut Knowledge, id: PublisherId, hash: u64, rank: u32, removed: bool) {
+    let key = alloc::format!("m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@{hash:064x}");
+    let numbers = hashes(&[hash]);
+    let source = Source { object: Some(&key), ..Source::default() };
+    let event = if removed {
+        Event::Removed(Removed { hashes: &numbers, tier: Tier::Store, group: None, source })
+    } else {
+        Event::Stored(Stored { source, ..stored(&numbers, None, &[], Tier::Store) })
+    };
+    assert!(say(knowledge, id, &[event]));
+}
+
+#[test]
+fn objects_of_a_store_count_once_an_engine_has_announced_their_block() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), store(1)]);
+    (1..=2).for_each(|hash| object(&mut knowledge, ids[1], hash, 0, false));
+    assert_eq!((matched(&knowledge), knowledge.waiting()), (([0; 3], 0), 2));
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    assert_eq!((matched(&knowledge), knowledge.waiting()), (([3; 3], 2), 0));
+    object(&mut knowledge, ids[1], 3, 0, false);
+    assert_eq!(matched(&knowledge).1, 3);
+    // The engine evicts; the store still has them, and then does not.
+    remove(&mut knowledge, ids[0], &[1, 2, 3], Tier::Gpu);
+    assert_eq!(matched(&knowledge), ([0; 3], 3));
+    object(&mut knowledge, ids[1], 2, 0, true);
+    assert_eq!(matched(&knowledge).1, 1);
+    knowledge.fence(ids[1], FenceReason::Lost);
+    assert_eq!(matched(&knowledge).1, 0);
+}
+
+#[test]
+fn a_block_of_a_store_counts_when_all_of_its_objects_are_there() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), store(2)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2], 0, Tier::Gpu);
+    object(&mut knowledge, ids[1], 1, 0, false);
+    object(&mut knowledge, ids[1], 1, 0, false);
+    assert_eq!(matched(&knowledge).1, 0);
+    object(&mut knowledge, ids[1], 1, 1, false);
+    assert_eq!(matched(&knowledge).1, 1);
+    object(&mut knowledge, ids[1], 1, 0, true);
+    assert_eq!(matched(&knowledge).1, 0);
+    object(&mut knowledge, ids[1], 1, 0, false);
+    assert_eq!(matched(&knowledge).1, 1);
+}
+
+#[test]
+fn what_waits_has_a_limit() {
+    let mut knowledge = Knowledge::new(Settings { waiting_max: 3, ..Settings::default() });
+    let id = knowledge.register(store(1)).unwrap();
+    (1..=5).for_each(|hash| object(&mut knowledge, id, hash, 0, false));
+    assert_eq!((knowledge.waiting(), knowledge.counters(id).unwrap().refused), (3, 2));
+}
+
+#[test]
+fn what_is_assumed_counts_only_where_it_is_asked_for_and_ends() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1], 0, Tier::Gpu);
+    let until = Instant::from_millis(10);
+    assert_eq!(knowledge.assume(ContextId(0), InstanceId(0), 0, &keys()[..4], until), 3);
+    assert_eq!(matched(&knowledge).0, [1; 3]);
+    let mut matches = Matches::default();
+    knowledge.query(ContextId(0), &keys(), true, &mut matches);
+    assert_eq!(matches.instances[0].gpu, 4);
+    knowledge.tick(until, 100);
+    knowledge.query(ContextId(0), &keys(), true, &mut matches);
+    assert_eq!(matches.instances[0].gpu, 1);
+}
+
+#[test]
+fn the_dead_and_the_unserved_have_no_part_in_answers() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2], 0, Tier::Gpu);
+    store_blocks(&mut knowledge, ids[1], &[1, 2, 3], 0, Tier::Gpu);
+    knowledge.serve(ids[0], false);
+    let instances = |knowledge: &Knowledge| {
+        ask(knowledge).instances.iter().map(|found| (found.instance.0, found.gpu)).collect::<Vec<_>>()
+    };
+    assert_eq!(instances(&knowledge), [(1, 3)]);
+    knowledge.serve(ids[0], true);
+    assert_eq!(instances(&knowledge), [(0, 2), (1, 3)]);
+    knowledge.died(InstanceId(1));
+    assert_eq!(instances(&knowledge), [(0, 2)]);
+    // Its own message that cannot be read voids the other.
+    assert!(!knowledge.apply(ids[0], b"\xc1"));
+    assert_eq!(instances(&knowledge), []);
+    assert!(knowledge.unregister(ids[0]) && !knowledge.unregister(ids[0]));
+    assert_eq!(knowledge.instance_name(InstanceId(0)), Some(("t", "a")));
+}
+
+#[test]
+fn registrations_are_checked_and_idempotent() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    assert_eq!(knowledge.register(engine("a", 0)), Ok(ids[0]));
+    let other = Registration { salt: Some("s".into()), ..engine("a", 0) };
+    assert_eq!(knowledge.register(other), Err(RegisterError::Differs(ids[0])));
+    let none = Registration { block_tokens: 0, ..engine("b", 0) };
+    assert_eq!(
+        knowledge.register(none).unwrap_err().to_string(),
+        "`block_tokens` is missing or out of range: set it in the registration"
+    );
+    assert_eq!(knowledge.register(store(65)), Err(RegisterError::Field("objects_per_block")));
+    let settings = Settings { publishers_max: 1, contexts_max: 1, ..Settings::default() };
+    let mut knowledge = Knowledge::new(settings);
+    knowledge.register(engine("a", 0)).unwrap();
+    assert_eq!(knowledge.register(engine("b", 0)), Err(RegisterError::Full("publishers_max")));
+}
+
+#[test]
+fn hashes_of_engines_can_be_asked_for() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    let mut found = Vec::new();
+    knowledge.keys_of(ContextId(0), &hashes(&[1, 2, 3, 9, 3]), &mut found);
+    assert_eq!(found, keys()[..3]);
+    knowledge.keys_of(ContextId(5), &hashes(&[1]), &mut found);
+    assert_eq!(found, []);
+}
+
+#[test]
+fn a_snapshot_restores_everything_and_damage_is_refused() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 1), store(2)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    store_blocks(&mut knowledge, ids[1], &[51, 52], 0, Tier::Cpu);
+    object(&mut knowledge, ids[2], 1, 0, false);
+    let position = crate::stream::Position { begin: 0, next: 7, digest: 9 };
+    let mut bytes = vec![0xaa];
+    knowledge.snapshot(|id| (id != ids[1]).then_some(position), &mut bytes);
+    let bytes = &bytes[1..];
+    let (mut restored, positions) = Knowledge::restore(bytes, Settings::default()).unwrap();
+    assert_eq!(positions, [(ids[0], Some(position)), (ids[1], None), (ids[2], Some(position))]);
+    assert_eq!(ask(&restored).instances, []);
+    ids.iter().for_each(|id| restored.serve(*id, true));
+    // What b said is void, since nothing tells where its stream was.
+    assert_eq!(matched(&restored), ([3; 3], 0));
+    assert_eq!(ask(&restored).instances.len(), 1);
+    object(&mut restored, ids[2], 1, 1, false);
+    assert_eq!(matched(&restored).1, 1);
+    remove(&mut restored, ids[0], &[2], Tier::Gpu);
+    assert_eq!(matched(&restored).0, [1; 3]);
+    let (digests, again) = (knowledge.digests(), Knowledge::restore(bytes, Settings::default()).unwrap().0);
+    assert_eq!(digests[0], again.digests()[0]);
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.to_vec();
+        damaged[at] ^= 1 << (at % 8);
+        assert!(Knowledge::restore(&damaged, Settings::default()).is_err(), "byte {at}");
+        assert!(Knowledge::restore(&bytes[..at], Settings::default()).is_err(), "{at} bytes");
+    }
+    let other = Settings { seed: 1, ..Settings::default() };
+    let error = Knowledge::restore(bytes, other).unwrap_err();
+    assert_eq!(error, SnapshotError::Seed { snapshot: 0, settings: 1 });
+}
+
+#[test]
+fn forged_snapshots_never_panic() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), store(2)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    object(&mut knowledge, ids[1], 1, 0, false);
+    let mut bytes = Vec::new();
+    knowledge.snapshot(|_| None, &mut bytes);
+    let content = bytes.len() - 8;
+    for at in 8..content {
+        for value in [0, 1, 0x7f, 0xff] {
+            let mut forged = bytes.clone();
+            forged[at] = value;
+            let checksum = xxhash_rust::xxh3::xxh3_64(&forged[..content]);
+            forged[content..].copy_from_slice(&checksum.to_le_bytes());
+            if let Ok((mut restored, _)) = Knowledge::restore(&forged, Settings::default()) {
+                ask(&restored);
+                restored.tick(Instant::ZERO, 100);
+            }
+        }
+    }
+}

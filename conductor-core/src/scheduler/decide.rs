@@ -14,7 +14,7 @@ use super::decode::{Chosen, Need, limit};
 use super::replicate::Noted;
 use super::types::{Ask, Decision, Fetch, Reason, Refusal, Role, Source};
 use super::view::{Candidate, Estimate, Holder, Placement, Prefill, View};
-use super::{Policy, Scheduler};
+use super::{Policy, PolicyKind, Scheduler};
 use crate::cost::PrefillWork;
 use crate::{InstanceMatch, Tier};
 
@@ -80,10 +80,27 @@ impl Scheduler {
     ///
     /// # Errors
     ///
-    /// [`Refusal`]: no instance, no room, a limit; or, with `admission`, a promise that would be missed, with the
-    /// prediction.
+    /// [`Refusal`]: no instance, no room, a limit; or, with `admission`, a promise that would be missed,
+    /// with the prediction.
     pub fn decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
-        let decision = self.try_decide(now, ask);
+        self.decide_with(now, ask, &[])
+    }
+
+    /// As [`decide`](Self::decide), where instances will have `coming` of the prompt when their queues have
+    /// drained: what [`Ask::matches`] says, and the blocks that earlier decisions let them compute or
+    /// fetch. A prefill there reuses them, as it runs after those decisions' prefills; nothing is fetched
+    /// from there before it is in [`Ask::matches`].
+    ///
+    /// # Errors
+    ///
+    /// As [`decide`](Self::decide).
+    pub fn decide_with(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        coming: &[InstanceMatch],
+    ) -> Result<Decision, Refusal> {
+        let decision = self.try_decide(now, ask, coming);
         match decision {
             Err(Refusal { reason: Reason::Ttft, .. }) => self.cluster.counters.refused_ttft += 1,
             Err(Refusal { reason: Reason::Tbt, .. }) => self.cluster.counters.refused_tbt += 1,
@@ -93,12 +110,17 @@ impl Scheduler {
         decision
     }
 
-    fn try_decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
+    fn try_decide(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        coming: &[InstanceMatch],
+    ) -> Result<Decision, Refusal> {
         self.cluster.check(ask)?;
         if self.cluster.book.is_full() {
             return Err(Refusal::of(Reason::Full, RETRY));
         }
-        let (plan, chosen) = self.choose(now, ask, self.cluster.config.admission)?;
+        let (plan, chosen) = self.choose(now, ask, coming, self.cluster.config.admission)?;
         let slot = self.cluster.book.take(now).ok_or(Refusal::of(Reason::Full, RETRY))?;
         let r = self.cluster.book.get_mut(slot);
         (r.arrival, r.slo) = (now, ask.slo);
@@ -114,14 +136,20 @@ impl Scheduler {
         admission: bool,
     ) -> Result<Decision, Refusal> {
         self.cluster.check(ask)?;
-        let (plan, chosen) = self.choose(now, ask, admission)?;
+        let (plan, chosen) = self.choose(now, ask, &[], admission)?;
         Ok(self.cluster.commit(now, ask, slot, &plan, &chosen))
     }
 
-    fn choose(&mut self, now: Instant, ask: &Ask<'_>, admission: bool) -> Result<(Plan, Chosen), Refusal> {
+    fn choose(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        coming: &[InstanceMatch],
+        admission: bool,
+    ) -> Result<(Plan, Chosen), Refusal> {
         let Self { cluster, policy, scratch } = self;
         cluster.fade(now);
-        scratch.fill(cluster, now, ask);
+        scratch.fill(cluster, now, ask, coming);
         if scratch.candidates.is_empty() {
             return Err(Refusal::of(Reason::NoPrefill, RETRY));
         }
@@ -256,7 +284,7 @@ impl Cluster {
 
 impl Scratch {
     /// Candidates and holders of `ask`.
-    fn fill(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>) {
+    fn fill(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>, coming: &[InstanceMatch]) {
         // At least one token is computed, so that there are logits to draw the first token from.
         let blocks_max = (ask.tokens - 1) / ask.block_tokens;
         self.matches.clear();
@@ -275,6 +303,25 @@ impl Scratch {
         }
         self.fill_candidates(cluster, now, ask);
         self.fill_holders(cluster, now, ask.store_blocks.min(blocks_max));
+        self.expect(cluster, coming, blocks_max);
+    }
+
+    /// Candidates have what is coming to them, too.
+    fn expect(&mut self, cluster: &Cluster, coming: &[InstanceMatch], blocks_max: u32) {
+        if coming.is_empty() {
+            return;
+        }
+        for found in coming {
+            let Some(slot) = cluster.slot(found.instance) else { continue };
+            let own = &mut self.matches[slot as usize];
+            own.gpu = own.gpu.max(found.gpu.min(blocks_max));
+            own.cpu = own.cpu.max(found.cpu.min(blocks_max)).max(own.gpu);
+            own.disk = own.disk.max(found.disk.min(blocks_max)).max(own.cpu);
+        }
+        for candidate in &mut self.candidates {
+            let own = &self.matches[candidate.slot as usize];
+            (candidate.gpu, candidate.cpu, candidate.disk) = (own.gpu, own.cpu, own.disk);
+        }
     }
 
     fn fill_candidates(&mut self, cluster: &Cluster, now: Instant, ask: &Ask<'_>) {
@@ -320,6 +367,8 @@ impl Scratch {
     fn fill_holders(&mut self, cluster: &Cluster, now: Instant, store_blocks: u32) {
         self.holders.clear();
         let nanos = now.as_nanos();
+        // A policy that does not know what is booked takes the holder that comes first.
+        let blind = cluster.config.policy == PolicyKind::CostBlind;
         for (slot, found) in self.matches.iter().enumerate() {
             if found.disk == 0 {
                 continue;
@@ -331,7 +380,7 @@ impl Scratch {
                 instance: Some(instance.spec.id),
                 tier,
                 blocks,
-                wait: instance.egress.free(nanos) - nanos,
+                wait: if blind { 0 } else { instance.egress.free(nanos) - nanos },
                 utilisation: instance.egress.utilisation(),
             };
             if found.cpu > 0 {

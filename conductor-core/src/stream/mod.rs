@@ -138,8 +138,10 @@ impl Stream {
     /// Whether everything that the publisher ever said was applied, and not only its latest messages.
     #[must_use]
     pub fn is_whole(&self) -> bool {
-        self.begin.is_none_or(|begin| begin == self.settings.first_seq)
-            && self.next >= self.settings.first_seq
+        match self.begin {
+            Some(begin) => begin == self.settings.first_seq,
+            None => self.settings.replay && self.state == State::Live,
+        }
     }
 
     /// What has to be kept in a snapshot; `None` when nothing was applied.
@@ -248,6 +250,8 @@ impl Stream {
             replay.overlap.take()
         });
         match overlap {
+            // The connection was faster.
+            None if self.begin.is_some() && seq < self.next => self.counters.duplicates += 1,
             None => {
                 self.attempts = 0;
                 self.apply(seq, digest, payload, sink);

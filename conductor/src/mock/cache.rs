@@ -22,7 +22,14 @@ const TIERS: [Tier; 3] = [Tier::Gpu, Tier::Cpu, Tier::Disk];
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A block came to a tier.
-    Stored { tier: Tier, hash: EngineHash, parent: Option<EngineHash>, tokens: Arc<[u32]> },
+    Stored {
+        tier: Tier,
+        hash: EngineHash,
+        parent: Option<EngineHash>,
+        tokens: Arc<[u32]>,
+        /// The salt of its prompt.
+        salt: Option<Arc<str>>,
+    },
     /// A block left a tier.
     Removed { tier: Tier, hash: EngineHash },
     /// Everything left.
@@ -33,6 +40,7 @@ pub(crate) enum Event {
 struct Block {
     parent: Option<EngineHash>,
     tokens: Arc<[u32]>,
+    salt: Option<Arc<str>>,
     depth: u32,
     /// Running requests that use it.
     users: u32,
@@ -107,7 +115,13 @@ impl BlockCache {
 
     /// A running request has computed a block. Returns false when no room can be made; the block is then not
     /// kept.
-    pub(crate) fn insert(&mut self, hash: EngineHash, parent: Option<EngineHash>, tokens: &[u32]) -> bool {
+    pub(crate) fn insert(
+        &mut self,
+        hash: EngineHash,
+        parent: Option<EngineHash>,
+        tokens: &[u32],
+        salt: Option<&Arc<str>>,
+    ) -> bool {
         if self.blocks.contains_key(&hash) {
             return self.acquire(hash);
         }
@@ -115,7 +129,8 @@ impl BlockCache {
             return false;
         }
         let depth = parent.and_then(|parent| self.blocks.get(&parent)).map_or(0, |parent| parent.depth + 1);
-        let block = Block { parent, tokens: tokens.into(), depth, users: 1, held: Default::default() };
+        let (tokens, salt) = (tokens.into(), salt.cloned());
+        let block = Block { parent, tokens, salt, depth, users: 1, held: Default::default() };
         self.blocks.insert(hash, block);
         self.place(0, hash);
         true
@@ -173,12 +188,16 @@ impl BlockCache {
             block.held[tier] = None;
         }
         let below = tier + 1;
-        let is_below = |cache: &Self| cache.blocks.get(&hash).is_some_and(|block| block.held[below].is_some());
+        let is_below =
+            |cache: &Self| cache.blocks.get(&hash).is_some_and(|block| block.held[below].is_some());
         if below < TIERS.len() && self.capacity[below] > 0 && !is_below(self) && self.make_room(below) {
             self.place(below, hash);
         }
         self.events.push(Event::Removed { tier: TIERS[tier], hash });
-        if self.blocks.get(&hash).is_some_and(|block| block.users == 0 && block.held.iter().all(Option::is_none))
+        if self
+            .blocks
+            .get(&hash)
+            .is_some_and(|block| block.users == 0 && block.held.iter().all(Option::is_none))
         {
             self.blocks.remove(&hash);
         }
@@ -198,9 +217,9 @@ impl BlockCache {
     }
 
     fn stored(&mut self, tier: usize, hash: EngineHash) {
-        if let Some(Block { parent, tokens, .. }) = self.blocks.get(&hash) {
-            let (parent, tokens) = (*parent, Arc::clone(tokens));
-            self.events.push(Event::Stored { tier: TIERS[tier], hash, parent, tokens });
+        if let Some(block) = self.blocks.get(&hash) {
+            let (tokens, salt) = (Arc::clone(&block.tokens), block.salt.clone());
+            self.events.push(Event::Stored { tier: TIERS[tier], hash, parent: block.parent, tokens, salt });
         }
     }
 }
@@ -218,7 +237,7 @@ mod tests {
     fn compute(cache: &mut BlockCache, chain: &[EngineHash]) -> bool {
         let mut parent = None;
         for &hash in chain {
-            if !cache.insert(hash, parent, &[1, 2]) {
+            if !cache.insert(hash, parent, &[1, 2], None) {
                 return false;
             }
             parent = Some(hash);
@@ -288,7 +307,7 @@ mod tests {
             let used: Vec<_> = {
                 let mut parent = None;
                 let fits = |&hash: &EngineHash| {
-                    let fits = cache.insert(hash, parent, &[3]);
+                    let fits = cache.insert(hash, parent, &[3], None);
                     parent = Some(hash);
                     fits
                 };
@@ -308,8 +327,8 @@ mod tests {
                 })
                 .collect();
             assert_eq!(believed(&events), held, "round {round}");
-            for tier in 0..3 {
-                let on = held.iter().filter(|(on, _)| *on == TIERS[tier]).count();
+            for (tier, name) in TIERS.iter().enumerate() {
+                let on = held.iter().filter(|(on, _)| on == name).count();
                 assert_eq!(on, cache.held[tier]);
                 assert!(on <= cache.capacity[tier]);
             }

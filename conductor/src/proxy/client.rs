@@ -25,7 +25,8 @@ use super::body::{Answer, CollectError, collect, next_data};
 
 /// Most connections without a request that are kept per engine.
 const IDLE_MAX: usize = 256;
-/// Connections that were idle for longer are not used any more; below the 5 s of uvicorn, on which engines run.
+/// Connections that were idle for longer are not used any more. It is below the 5 s of uvicorn, the server in
+/// engines.
 const IDLE_TIME_MAX: Duration = Duration::from_secs(4);
 /// Longest time to connect to an engine.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(2);

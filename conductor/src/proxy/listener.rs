@@ -2,8 +2,9 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::body::Incoming;
@@ -12,14 +13,18 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio::time::Sleep;
 
 use super::body::Answer;
 
 /// Pause after a connection could not be accepted, for example because no file descriptor is left.
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+/// How much of an answer a client must read within `stall_time_max`, bytes.
+const PROGRESS_BYTES_MIN: usize = 64 << 10;
 /// How long requests under way may take when the server stops.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -34,6 +39,9 @@ pub struct ConnectionLimits {
     pub headers_max: usize,
     /// Longest time for the head of a request, and for a connection without one.
     pub head_time_max: Duration,
+    /// Longest time in which a client that does not read all of its answer reads 64 KiB of it. After it the
+    /// connection is closed, and its request is cancelled.
+    pub stall_time_max: Duration,
 }
 
 impl Default for ConnectionLimits {
@@ -43,6 +51,7 @@ impl Default for ConnectionLimits {
             head_bytes_max: 64 << 10,
             headers_max: 64,
             head_time_max: Duration::from_secs(30),
+            stall_time_max: Duration::from_secs(30),
         }
     }
 }
@@ -126,7 +135,10 @@ async fn connection<F, Fut>(
         .header_read_timeout(limits.head_time_max)
         .max_buf_size(limits.head_bytes_max.max(8 << 10))
         .max_headers(limits.headers_max)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(
+            TokioIo::new(Stalling { stream, time_max: limits.stall_time_max, waiting: None }),
+            service,
+        );
     let mut connection = pin!(connection);
     loop {
         tokio::select! {
@@ -139,12 +151,62 @@ async fn connection<F, Fut>(
             changed = stopped.changed() => {
                 connection.as_mut().graceful_shutdown();
                 if changed.is_err() {
-                    // Nobody can stop the server any more: the connection goes on until its end.
+                    // The server cannot be stopped any more: the connection goes on until its end.
                     let _ = connection.await;
                     return;
                 }
             }
         }
+    }
+}
+
+/// A stream that fails when its reader is too slow: an answer that is not read keeps an engine busy.
+struct Stalling {
+    stream: TcpStream,
+    time_max: Duration,
+    /// When a write first found no room, and the bytes written since.
+    waiting: Option<(Pin<Box<Sleep>>, usize)>,
+}
+
+impl AsyncRead for Stalling {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        out: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, out)
+    }
+}
+
+impl AsyncWrite for Stalling {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match Pin::new(&mut self.stream).poll_write(cx, bytes) {
+            Poll::Ready(Ok(len)) => {
+                self.waiting = self.waiting.take().and_then(|(sleep, before)| {
+                    let moved = before + len;
+                    (moved < PROGRESS_BYTES_MIN).then_some((sleep, moved))
+                });
+                Poll::Ready(Ok(len))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                let time_max = self.time_max;
+                let (sleep, _) =
+                    self.waiting.get_or_insert_with(|| (Box::pin(tokio::time::sleep(time_max)), 0));
+                ready!(sleep.as_mut().poll(cx));
+                Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+            }
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // All output has been written before a flush.
+        self.waiting = None;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the proxy needs of the Conductor: a decision per request, and somebody who listens how it went.
+//! What the proxy needs of the Conductor: decisions, to which it reports how requests go.
 
 use std::sync::Arc;
 use std::time::Duration;

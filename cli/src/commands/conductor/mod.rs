@@ -1,6 +1,8 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod plot;
 mod sim;
+mod what_if;
 
 use crate::Outcome;
 use crate::exit::EXIT_CODES;

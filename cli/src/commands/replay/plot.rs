@@ -1,8 +1,7 @@
 //! Hit rate over capacity, as an SVG: lines, marks, axes and a legend.
 
-use std::fmt::Write as _;
-
 use super::simulate::{BELADY, Row, Simulation, Tokens};
+use crate::svg::{Mark, STYLES, Svg};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
@@ -14,128 +13,87 @@ const BOTTOM: f64 = HEIGHT - 60.0;
 /// Minimum distance of labels on the capacity axis.
 const LABEL_SPACE: f64 = 56.0;
 
-/// Okabe and Ito's colours, which are distinguishable with colour vision deficiency, and a mark for each.
-const STYLES: [(&str, Mark); 6] = [
-    ("#0072b2", Mark::Disc),
-    ("#d55e00", Mark::Square),
-    ("#009e73", Mark::Diamond),
-    ("#cc79a7", Mark::Triangle),
-    ("#e69f00", Mark::Disc),
-    ("#56b4e9", Mark::Square),
-];
 const BELADY_COLOUR: &str = "#555555";
-
-#[derive(Clone, Copy, Debug)]
-enum Mark {
-    Disc,
-    Square,
-    Diamond,
-    Triangle,
-}
 
 /// The content of the file.
 pub(super) fn svg(simulation: &Simulation, title: &str) -> String {
     let mut points: Vec<(usize, u64)> = simulation.capacities_tokens.iter().copied().enumerate().collect();
     points.sort_by_key(|(_, tokens)| *tokens);
     let scale = Scale::new(simulation, &points);
-    let mut svg = Svg(String::new());
-    svg.line(format_args!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#222222">"##
-    ));
-    svg.line(format_args!(r##"<title>{}</title>"##, escaped(title)));
-    svg.line(format_args!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>"##));
-    svg.line(format_args!(
-        r##"<text x="{LEFT}" y="26" font-size="15" font-weight="600">{}</text>"##,
-        escaped(title)
-    ));
-    svg.axes(&scale, &points);
+    let mut svg = Svg::new(WIDTH, HEIGHT, LEFT, title);
+    axes(&mut svg, &scale, &points);
     for (nth, row) in simulation.rows.iter().enumerate() {
-        svg.row(nth, row, &scale, &points);
+        draw(&mut svg, nth, row, &scale, &points);
     }
-    svg.line(format_args!("</svg>"));
-    svg.0
+    svg.finished()
 }
 
-/// The lines of the file so far.
-struct Svg(String);
-
-impl Svg {
-    fn line(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a string does not fail.
-        let _ = self.0.write_fmt(text);
-        self.0.push('\n');
+/// Grid lines, marks of the capacities, and the labels of both axes.
+fn axes(svg: &mut Svg, scale: &Scale, points: &[(usize, u64)]) {
+    for step in 0..=scale.steps {
+        let rate = scale.top * f64::from(step) / f64::from(scale.steps);
+        let y = scale.y(rate);
+        svg.line(format_args!(
+            r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##
+        ));
+        svg.line(format_args!(
+            r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
+            LEFT - 8.0,
+            y + 4.5,
+            rate * 100.0
+        ));
     }
-
-    /// Grid lines, marks of the capacities, and the labels of both axes.
-    fn axes(&mut self, scale: &Scale, points: &[(usize, u64)]) {
-        for step in 0..=scale.steps {
-            let rate = scale.top * f64::from(step) / f64::from(scale.steps);
-            let y = scale.y(rate);
-            self.line(format_args!(
-                r##"<line x1="{LEFT}" y1="{y:.1}" x2="{RIGHT}" y2="{y:.1}" stroke="#dddddd"/>"##
-            ));
-            self.line(format_args!(
-                r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{:.0} %</text>"##,
-                LEFT - 8.0,
-                y + 4.5,
-                rate * 100.0
+    let mut labelled = f64::NEG_INFINITY;
+    for (_, tokens) in points {
+        let x = scale.x(*tokens);
+        svg.line(format_args!(
+            r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
+            BOTTOM + 5.0
+        ));
+        if x - labelled >= LABEL_SPACE {
+            labelled = x;
+            svg.line(format_args!(
+                r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
+                BOTTOM + 21.0,
+                Tokens::of(*tokens)
             ));
         }
-        let mut labelled = f64::NEG_INFINITY;
-        for (_, tokens) in points {
-            let x = scale.x(*tokens);
-            self.line(format_args!(
-                r##"<line x1="{x:.1}" y1="{BOTTOM}" x2="{x:.1}" y2="{:.1}" stroke="#222222"/>"##,
-                BOTTOM + 5.0
-            ));
-            if x - labelled >= LABEL_SPACE {
-                labelled = x;
-                self.line(format_args!(
-                    r##"<text x="{x:.1}" y="{:.1}" text-anchor="middle">{}</text>"##,
-                    BOTTOM + 21.0,
-                    Tokens::of(*tokens)
-                ));
-            }
-        }
-        self.line(format_args!(
-            r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##
-        ));
-        self.line(format_args!(
-            r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
-            (LEFT + RIGHT) / 2.0,
-            BOTTOM + 44.0
-        ));
-        self.line(format_args!(
-            r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
-            (TOP + BOTTOM) / 2.0
-        ));
     }
-
-    /// The line of one policy, its marks, and its entry in the legend.
-    fn row(&mut self, nth: usize, row: &Row, scale: &Scale, points: &[(usize, u64)]) {
-        let bound = row.policy == BELADY;
-        let (colour, mark) = if bound { (BELADY_COLOUR, Mark::Disc) } else { STYLES[nth % STYLES.len()] };
-        let dash = if bound { r#" stroke-dasharray="6 4""# } else { "" };
-        let places: Vec<(f64, f64)> =
-            points.iter().map(|(at, tokens)| (scale.x(*tokens), scale.y(row.hit_rates[*at]))).collect();
-        let list: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-        self.line(format_args!(
-            r##"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>"##,
-            list.join(" ")
-        ));
-        let marks: String = places.iter().map(|(x, y)| drawn(mark, *x, *y)).collect();
-        self.line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
-
-        let (x, y) = (RIGHT + 20.0, TOP + 10.0 + 24.0 * nth as f64);
-        self.line(format_args!(
-            r##"<path d="M{x:.1} {y:.1}h28" stroke="{colour}" stroke-width="2"{dash}/><path d="{}" fill="{colour}"/>"##,
-            drawn(mark, x + 14.0, y)
-        ));
-        let name = row.label();
-        self.line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
-    }
+    svg.line(format_args!(r##"<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="#222222"/>"##));
+    svg.line(format_args!(
+        r##"<text x="{:.1}" y="{:.1}" text-anchor="middle">capacity, tokens (logarithmic)</text>"##,
+        (LEFT + RIGHT) / 2.0,
+        BOTTOM + 44.0
+    ));
+    svg.line(format_args!(
+        r##"<text transform="translate(18 {:.1}) rotate(-90)" text-anchor="middle">hit rate</text>"##,
+        (TOP + BOTTOM) / 2.0
+    ));
 }
 
+/// The line of one policy, its marks, and its entry in the legend.
+fn draw(svg: &mut Svg, nth: usize, row: &Row, scale: &Scale, points: &[(usize, u64)]) {
+    let bound = row.policy == BELADY;
+    let (colour, mark) = if bound { (BELADY_COLOUR, Mark::Disc) } else { STYLES[nth % STYLES.len()] };
+    let dash = if bound { r#" stroke-dasharray="6 4""# } else { "" };
+    let places: Vec<(f64, f64)> =
+        points.iter().map(|(at, tokens)| (scale.x(*tokens), scale.y(row.hit_rates[*at]))).collect();
+    let list: Vec<String> = places.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    svg.line(format_args!(
+        r##"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>"##,
+        list.join(" ")
+    ));
+    let marks: String = places.iter().map(|(x, y)| mark.drawn(*x, *y)).collect();
+    svg.line(format_args!(r##"<path d="{marks}" fill="{colour}"/>"##));
+
+    let (x, y) = (RIGHT + 20.0, TOP + 10.0 + 24.0 * nth as f64);
+    svg.line(format_args!(
+        r##"<path d="M{x:.1} {y:.1}h28" stroke="{colour}" stroke-width="2"{dash}/><path d="{}" fill="{colour}"/>"##,
+        mark.drawn(x + 14.0, y)
+    ));
+    let name = row.label();
+    svg.line(format_args!(r##"<text x="{:.1}" y="{:.1}">{name}</text>"##, x + 36.0, y + 4.5));
+}
 /// Converts capacities and rates to coordinates.
 struct Scale {
     least: f64,
@@ -167,29 +125,6 @@ impl Scale {
     fn y(&self, rate: f64) -> f64 {
         BOTTOM - rate / self.top * (BOTTOM - TOP)
     }
-}
-
-fn drawn(mark: Mark, x: f64, y: f64) -> String {
-    match mark {
-        Mark::Disc => format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0z", x - 4.0),
-        Mark::Square => format!("M{:.1} {:.1}h7v7h-7z", x - 3.5, y - 3.5),
-        Mark::Diamond => format!("M{x:.1} {:.1}l5 5l-5 5l-5 -5z", y - 5.0),
-        Mark::Triangle => format!("M{x:.1} {:.1}l5 8h-10z", y - 5.0),
-    }
-}
-
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            letter if letter.is_control() => out.push('\u{fffd}'),
-            letter => out.push(letter),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

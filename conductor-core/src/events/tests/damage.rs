@@ -199,30 +199,38 @@ fn limits_hold() {
 
 #[test]
 fn counts_that_the_payload_cannot_hold_allocate_nothing() {
-    let huge: [&[u8]; 6] = [
-        // Arrays and maps of 2^32 - 1 values, as batch, events, event, hashes and tokens.
-        &[0xdd, 255, 255, 255, 255],
-        &[0x92, 1, 0xdd, 255, 255, 255, 255],
-        &[0x92, 1, 0x91, 0xdf, 255, 255, 255, 255],
-        &[
-            0x92, 1, 0x91, 0x92, 0xac, b'B', b'l', b'o', b'c', b'k', b'R', b'e', b'm', b'o', b'v', b'e',
-            b'd', 0xdd, 255, 255, 255, 255,
-        ],
-        &[
-            0x92, 1, 0x91, 0x81, 0xa9, b't', b'o', b'k', b'e', b'n', b'_', b'i', b'd', b's', 0xdd, 255, 255,
-            255, 255,
-        ],
-        &[0x92, 1, 0x91, 0x81, 0xa1, b'x', 0xdb, 255, 255, 255, 255],
+    let named = |before: &[u8], name: &[u8], count: &[u8]| [before, name, count, &[1, 1]].concat();
+    let huge = [
+        // Arrays, maps and texts of 2^32 - 1 values: the batch, the events, an event, a field that is not
+        // known.
+        vec![0xdd, 255, 255, 255, 255, 1],
+        vec![0x92, 1, 0xdd, 255, 255, 255, 255, 1],
+        vec![0x92, 1, 0x91, 0xdf, 255, 255, 255, 255, 1],
+        named(&[0x92, 1, 0x91, 0x81], b"\xa1x", &[0xdb, 255, 255, 255, 255]),
+        // 2^32 - 1 tokens, and as many hashes as the limit allows.
+        named(&[0x92, 1, 0x91, 0x81], b"\xa9token_ids", &[0xdd, 255, 255, 255, 255]),
+        named(&[0x92, 1, 0x91, 0x92], b"\xacBlockRemoved", &[0xdd, 0, 3, 255, 255]),
     ];
     for payload in huge {
         let mut batch = Batch::new();
-        let decoded = Decoder::new(Dialect::Vllm).decode(payload, &mut batch);
+        let decoded = Decoder::new(Dialect::Vllm).decode(&payload, &mut batch);
         assert!(batch.is_empty(), "{payload:?}");
         if let Ok(decoded) = decoded {
             assert!(decoded.removals_lost, "{payload:?}");
         }
         assert!(batch.hashes.capacity() + batch.tokens.capacity() + batch.bytes.capacity() < 100);
     }
+}
+
+#[test]
+fn a_huge_payload_does_not_keep_its_memory() {
+    let mut decoder = Decoder::new(Dialect::Vllm);
+    let mut batch = Batch::new();
+    let events: Vec<Owned> = (0..40).map(|_| Owned::stored(1, 60_000)).collect();
+    decoder.decode(&payload(Layout::VllmMaps, &events), &mut batch).expect("a batch");
+    assert_eq!(batch.tokens.len(), 2_400_000);
+    decoder.decode(&payload(Layout::VllmMaps, &events[..1]), &mut batch).expect("a batch");
+    assert!(batch.tokens.capacity() < 1_100_000, "{}", batch.tokens.capacity());
 }
 
 #[test]

@@ -251,6 +251,8 @@ fn texts_that_are_no_keys_are_refused() {
         alloc::format!("@tp_rank:0@{DIGEST}"),
         alloc::format!("prefix@@tp_rank:0@{DIGEST}"),
         alloc::format!("model@pcp0@{DIGEST}"),
+        alloc::format!("@head_or_tp_rank:1@{DIGEST}@0"),
+        alloc::format!("model@tp_rank:1@{DIGEST}@0"),
         alloc::format!("model@tp_rank:x@{DIGEST}"),
         alloc::format!("model@tp_rank:0@{}", &DIGEST[..15]),
         alloc::format!("model@tp_rank:0@{long}"),

@@ -47,7 +47,7 @@ fn owners_match_as_far_as_they_have_the_chain() {
 }
 
 #[test]
-fn a_parent_that_nobody_has_makes_orphans() {
+fn a_parent_that_no_owner_has_makes_orphans() {
     let mut index = Index::new(IndexLimits::default());
     let chain = keys(1..11);
     assert_eq!(index.stored(A, Some(chain[3]), &chain[4..]), Stored { refused: 6, ..Stored::default() });
@@ -61,7 +61,7 @@ fn a_parent_that_nobody_has_makes_orphans() {
     assert_eq!(matches(&index, &chain), [(3, 4), (7, 10)]);
     index.cleared(B);
     index.cleared(A);
-    assert_eq!(index.stored(A, Some(chain[3]), &chain[4..]).refused, 6, "nobody has it any more");
+    assert_eq!(index.stored(A, Some(chain[3]), &chain[4..]).refused, 6, "no owner has it any more");
 }
 
 #[test]

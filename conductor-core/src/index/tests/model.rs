@@ -169,7 +169,7 @@ impl<'a> Pair<'a> {
             &self.tree.keys(piece),
         );
         if parent.is_some_and(|parent| !self.model.held.values().any(|held| held.contains(&parent))) {
-            assert_eq!(stored.refused, piece.len(), "the parent is known to nobody");
+            assert_eq!(stored.refused, piece.len(), "the parent is known to no owner");
             return;
         }
         assert_eq!(stored.refused, 0);
@@ -192,7 +192,7 @@ impl<'a> Pair<'a> {
         assert_eq!(removed, path.iter().filter(|block| held.remove(block)).count());
     }
 
-    /// Every owner's match on the path to `end`, with `beyond` further keys that nobody has.
+    /// Every owner's match on the path to `end`, with `beyond` further keys that no owner has.
     pub(super) fn check(&self, end: usize, beyond: bool) {
         let path = self.tree.path(end);
         let mut keys = self.tree.keys(&path);

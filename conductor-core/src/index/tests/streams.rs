@@ -95,6 +95,6 @@ fn long_streams_of_many_owners_equal_the_model() {
         (0..owners).for_each(|owner| pair.apply(&Op::Cleared { owner }));
         while pair.index.sweep(1000) > 0 {}
         pair.check_all();
-        assert_eq!((pair.index.blocks(), pair.index.lanes.dead()), (0, 0), "seed {seed}");
+        assert_eq!((pair.index.blocks(), pair.index.seats.dead()), (0, 0), "seed {seed}");
     }
 }

@@ -1,7 +1,7 @@
-//! Owners as bits: every owner that holds something has a lane, the number of its bit in the holder sets.
+//! Owners as bits: every owner that holds something has a seat, the number of its bit in the holder sets.
 //!
-//! A clear takes the lane away from its owner in O(1). The lane is dead until no set has its bit any more; then
-//! it may become another owner's.
+//! A clear takes the seat away from its owner in O(1). The seat is dead until no set has its bit any more;
+//! then it may become another owner's.
 
 use alloc::vec::Vec;
 
@@ -20,10 +20,10 @@ enum State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Seat {
     pub(crate) owner: OwnerId,
     pub(crate) digest: Digest,
-    /// Unique for every time that a lane is given to an owner.
+    /// Unique for every time that a seat is given to an owner.
     pub(crate) tenure: u64,
     /// Pairs that are assumed of the owner.
     pub(crate) assumed: usize,
@@ -31,19 +31,19 @@ pub(crate) struct Lane {
 }
 
 #[derive(Debug)]
-pub(crate) struct Lanes {
-    lanes: Vec<Lane>,
+pub(crate) struct Seats {
+    seats: Vec<Seat>,
     by_owner: HashMap<OwnerId, u32, Hasher>,
     free: Vec<u32>,
-    lanes_max: usize,
+    seats_max: usize,
     tenures: u64,
     dead: usize,
     holey_count: usize,
-    /// Lanes of owners.
+    /// Seats of owners.
     live: Vec<u64>,
-    /// Lanes of owners that have no block without its parent.
+    /// Seats of owners that have no block without its parent.
     regular: Vec<u64>,
-    /// Lanes of owners that may have one.
+    /// Seats of owners that may have one.
     holey: Vec<u64>,
 }
 
@@ -54,8 +54,8 @@ pub(crate) const fn digest_of(hash: u64) -> u64 {
     (wide >> 64) as u64 ^ wide as u64
 }
 
-fn set(mask: &mut [u64], lane: u32, on: bool) {
-    let (at, bit) = (lane as usize / 64, 1 << (lane % 64));
+fn set(mask: &mut [u64], seat: u32, on: bool) {
+    let (at, bit) = (seat as usize / 64, 1 << (seat % 64));
     if on {
         mask[at] |= bit;
     } else {
@@ -63,17 +63,17 @@ fn set(mask: &mut [u64], lane: u32, on: bool) {
     }
 }
 
-fn is_set(mask: &[u64], lane: u32) -> bool {
-    mask[lane as usize / 64] & (1 << (lane % 64)) != 0
+fn is_set(mask: &[u64], seat: u32) -> bool {
+    mask[seat as usize / 64] & (1 << (seat % 64)) != 0
 }
 
-impl Lanes {
+impl Seats {
     pub(crate) fn new(owners_max: u32) -> Self {
         Self {
-            lanes: Vec::new(),
+            seats: Vec::new(),
             by_owner: HashMap::with_hasher(Hasher::with_seed(0)),
             free: Vec::new(),
-            lanes_max: owners_max as usize,
+            seats_max: owners_max as usize,
             tenures: 0,
             dead: 0,
             holey_count: 0,
@@ -84,7 +84,7 @@ impl Lanes {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.lanes.capacity() * size_of::<Lane>()
+        self.seats.capacity() * size_of::<Seat>()
             + self.by_owner.allocation_size()
             + (self.live.capacity() + self.regular.capacity() + self.holey.capacity()) * size_of::<u64>()
             + self.free.capacity() * size_of::<u32>()
@@ -94,42 +94,42 @@ impl Lanes {
         self.by_owner.get(&owner).copied()
     }
 
-    /// The lane of an owner, a new one when it has none; none when there are too many.
+    /// The seat of an owner, a new one when it has none; none when there are too many.
     pub(crate) fn of_or_new(&mut self, owner: OwnerId) -> Option<u32> {
-        if let Some(lane) = self.of(owner) {
-            return Some(lane);
+        if let Some(seat) = self.of(owner) {
+            return Some(seat);
         }
         self.tenures += 1;
         let fresh =
-            Lane { owner, digest: Digest::default(), tenure: self.tenures, assumed: 0, state: State::Live };
-        let lane = match self.free.pop() {
-            Some(lane) => {
-                self.lanes[lane as usize] = fresh;
-                lane
+            Seat { owner, digest: Digest::default(), tenure: self.tenures, assumed: 0, state: State::Live };
+        let seat = match self.free.pop() {
+            Some(seat) => {
+                self.seats[seat as usize] = fresh;
+                seat
             }
-            None if self.lanes.len() >= self.lanes_max => return None,
+            None if self.seats.len() >= self.seats_max => return None,
             None => {
-                self.lanes.push(fresh);
-                let words = self.lanes.len().div_ceil(64);
+                self.seats.push(fresh);
+                let words = self.seats.len().div_ceil(64);
                 for mask in [&mut self.live, &mut self.regular, &mut self.holey] {
                     mask.resize(words, 0);
                 }
-                (self.lanes.len() - 1) as u32
+                (self.seats.len() - 1) as u32
             }
         };
-        set(&mut self.live, lane, true);
-        set(&mut self.regular, lane, true);
-        self.by_owner.insert(owner, lane);
-        Some(lane)
+        set(&mut self.live, seat, true);
+        set(&mut self.regular, seat, true);
+        self.by_owner.insert(owner, seat);
+        Some(seat)
     }
 
-    /// The owner has nothing any more; true when the lane has to be swept.
+    /// The owner has nothing any more; true when the seat has to be swept.
     pub(crate) fn clear(&mut self, owner: OwnerId) -> bool {
-        let Some(lane) = self.by_owner.remove(&owner) else { return false };
-        self.heal(lane);
-        set(&mut self.live, lane, false);
-        set(&mut self.regular, lane, false);
-        let of = &mut self.lanes[lane as usize];
+        let Some(seat) = self.by_owner.remove(&owner) else { return false };
+        self.heal(seat);
+        set(&mut self.live, seat, false);
+        set(&mut self.regular, seat, false);
+        let of = &mut self.seats[seat as usize];
         let held = of.digest.blocks > 0;
         of.digest = Digest::default();
         of.assumed = 0;
@@ -138,18 +138,18 @@ impl Lanes {
             self.dead += 1;
         } else {
             of.state = State::Free;
-            self.free.push(lane);
+            self.free.push(seat);
         }
         held
     }
 
-    /// No set has the lane any more.
-    pub(crate) fn swept(&mut self, lane: u32) {
-        let of = &mut self.lanes[lane as usize];
+    /// No set has the seat any more.
+    pub(crate) fn swept(&mut self, seat: u32) {
+        let of = &mut self.seats[seat as usize];
         if of.state == State::Dead {
             of.state = State::Free;
             self.dead -= 1;
-            self.free.push(lane);
+            self.free.push(seat);
         }
     }
 
@@ -157,81 +157,81 @@ impl Lanes {
         self.dead
     }
 
-    /// Writes the dead lanes into a mask.
+    /// Writes the dead seats into a mask.
     pub(crate) fn dead_into(&self, mask: &mut Vec<u64>) {
         mask.clear();
         mask.resize(self.live.len(), 0);
-        for (lane, of) in self.lanes.iter().enumerate() {
+        for (seat, of) in self.seats.iter().enumerate() {
             if of.state == State::Dead {
-                set(mask, lane as u32, true);
+                set(mask, seat as u32, true);
             }
         }
     }
 
     #[inline]
-    pub(crate) fn get(&self, lane: u32) -> &Lane {
-        &self.lanes[lane as usize]
+    pub(crate) fn get(&self, seat: u32) -> &Seat {
+        &self.seats[seat as usize]
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, lane: u32) -> &mut Lane {
-        &mut self.lanes[lane as usize]
+    pub(crate) fn get_mut(&mut self, seat: u32) -> &mut Seat {
+        &mut self.seats[seat as usize]
     }
 
-    pub(crate) fn owners(&self) -> impl Iterator<Item = (u32, &Lane)> + '_ {
-        self.lanes
+    pub(crate) fn owners(&self) -> impl Iterator<Item = (u32, &Seat)> + '_ {
+        self.seats
             .iter()
             .enumerate()
-            .filter(|(_, lane)| lane.state == State::Live)
-            .map(|(at, lane)| (at as u32, lane))
+            .filter(|(_, seat)| seat.state == State::Live)
+            .map(|(at, seat)| (at as u32, seat))
     }
 
     #[inline]
-    pub(crate) fn add(&mut self, lane: u32, hash: u64) {
-        let digest = &mut self.lanes[lane as usize].digest;
+    pub(crate) fn add(&mut self, seat: u32, hash: u64) {
+        let digest = &mut self.seats[seat as usize].digest;
         digest.blocks += 1;
         digest.sum = digest.sum.wrapping_add(digest_of(hash));
     }
 
-    pub(crate) fn add_many(&mut self, lane: u32, blocks: Digest) {
-        let digest = &mut self.lanes[lane as usize].digest;
+    pub(crate) fn add_many(&mut self, seat: u32, blocks: Digest) {
+        let digest = &mut self.seats[seat as usize].digest;
         digest.blocks += blocks.blocks;
         digest.sum = digest.sum.wrapping_add(blocks.sum);
     }
 
     /// The owner has one block less; without blocks it has no holes either.
     #[inline]
-    pub(crate) fn subtract(&mut self, lane: u32, hash: u64) {
-        let digest = &mut self.lanes[lane as usize].digest;
+    pub(crate) fn subtract(&mut self, seat: u32, hash: u64) {
+        let digest = &mut self.seats[seat as usize].digest;
         digest.blocks = digest.blocks.saturating_sub(1);
         digest.sum = digest.sum.wrapping_sub(digest_of(hash));
         if digest.blocks == 0 {
-            self.heal(lane);
+            self.heal(seat);
         }
     }
 
     /// The owner may have a block without its parent. True when that is new.
-    pub(crate) fn puncture(&mut self, lane: u32) -> bool {
-        if !is_set(&self.live, lane) || is_set(&self.holey, lane) {
+    pub(crate) fn puncture(&mut self, seat: u32) -> bool {
+        if !is_set(&self.live, seat) || is_set(&self.holey, seat) {
             return false;
         }
-        set(&mut self.holey, lane, true);
-        set(&mut self.regular, lane, false);
+        set(&mut self.holey, seat, true);
+        set(&mut self.regular, seat, false);
         self.holey_count += 1;
         true
     }
 
     /// The owner has the parent of each of its blocks.
-    pub(crate) fn heal(&mut self, lane: u32) {
-        if is_set(&self.holey, lane) {
-            set(&mut self.holey, lane, false);
-            set(&mut self.regular, lane, is_set(&self.live, lane));
+    pub(crate) fn heal(&mut self, seat: u32) {
+        if is_set(&self.holey, seat) {
+            set(&mut self.holey, seat, false);
+            set(&mut self.regular, seat, is_set(&self.live, seat));
             self.holey_count -= 1;
         }
     }
 
-    pub(crate) fn is_holey(&self, lane: u32) -> bool {
-        is_set(&self.holey, lane)
+    pub(crate) fn is_holey(&self, seat: u32) -> bool {
+        is_set(&self.holey, seat)
     }
 
     pub(crate) fn holey_count(&self) -> usize {
