@@ -318,3 +318,16 @@ fn pipeline(alone_ns: u64, stages: u64, tokens: u32, chunk_tokens: u32) -> (u64,
 fn nanos(seconds: f64) -> u64 {
     (seconds * 1e9) as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pipeline_has_the_throughput_of_its_nodes_and_its_last_chunk_passes_all() {
+        assert_eq!(pipeline(1_000, 1, 10_000, 1_000), (1_000, 1_000));
+        assert_eq!(pipeline(1_000, 4, 10_000, 1_000), (250, 250 + 25 * 3));
+        assert_eq!(pipeline(1_000, 4, 100, 1_000), (250, 1_000), "one chunk is no faster than on one node");
+        assert_eq!(pipeline(1_000, 2, 0, 0), (500, 1_000));
+    }
+}

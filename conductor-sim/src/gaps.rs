@@ -41,3 +41,24 @@ impl Steps {
         self.scratch[count - longest..].iter().sum::<u64>() / longest as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_tenth_of_the_gaps_counts() {
+        let mut steps = Steps::default();
+        let mut end = 100;
+        for gap in (1..=20).rev() {
+            end += gap;
+            steps.push(end);
+        }
+        assert_eq!((steps.len(), steps.end_ns(0)), (20, 120));
+        // 20 and 19 of twenty gaps; the longest alone of the last five and of one; nothing of none.
+        assert_eq!(steps.tbt_ns(100, 0, 20), 19);
+        assert_eq!(steps.tbt_ns(steps.end_ns(14), 15, 20), 5);
+        assert_eq!(steps.tbt_ns(110, 0, 1), 10);
+        assert_eq!(steps.tbt_ns(110, 3, 3), 0);
+    }
+}

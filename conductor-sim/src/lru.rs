@@ -79,3 +79,36 @@ impl Lru {
         self.len -= 1;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn it_does_what_a_list_does() {
+        let mut random = Random::new(3);
+        let (mut lru, mut list) = (Lru::new(40, 10), Vec::new());
+        for _ in 0..2_000 {
+            let first = random.below(30) as u32;
+            let prompt: Vec<u32> = (first..first + 1 + random.below(10) as u32).collect();
+            let had = prompt.iter().filter(|block| list.contains(*block)).count();
+            list.retain(|block| !prompt.contains(block));
+            list.extend(prompt.iter().rev());
+            let gone: Vec<u32> = list.drain(..list.len().saturating_sub(10)).collect();
+            let mut evicted = Vec::new();
+            assert_eq!(lru.touch(&prompt, &mut evicted), (prompt.len(), prompt.len() - had));
+            assert_eq!(evicted, gone);
+            assert!((0..40).all(|block| lru.contains(block) == list.contains(&block)));
+            assert_eq!(lru.matched(&prompt), prompt.len());
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out() {
+        let mut lru = Lru::new(4, 2);
+        assert_eq!(lru.touch(&[0, 1, 2, 3], &mut Vec::new()), (2, 2));
+        assert_eq!(lru.matched(&[0, 1, 2, 3]), 2);
+        assert_eq!(Lru::new(4, 0).touch(&[0], &mut Vec::new()), (0, 0));
+    }
+}

@@ -37,3 +37,18 @@ impl Network {
         self.busy_ns
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_are_waited_for_and_the_sender_is_free_while_its_receiver_is_busy() {
+        let mut network = Network::new(4, 1e9);
+        assert_eq!(network.send(0, 0, 1, 100), 100);
+        assert_eq!(network.send(0, 2, 1, 100), 200, "the receiver takes one after the other");
+        assert_eq!(network.send(0, 2, 3, 100), 200, "the sender was free from 100 on");
+        assert_eq!(network.send(500, 0, 1, 0), 500);
+        assert_eq!(network.busy_ns(), 300);
+    }
+}

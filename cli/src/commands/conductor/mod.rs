@@ -1,6 +1,7 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
 mod plot;
+mod serve;
 mod sim;
 mod what_if;
 
@@ -17,11 +18,13 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    Serve(serve::Args),
     Sim(sim::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
+        What::Serve(args) => serve::run(args),
         What::Sim(args) => sim::run(args),
     }
 }
