@@ -159,7 +159,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// The median of |predicted − actual| / actual of the time to the first token, of the last `last` requests.
+    /// The median of |predicted − actual| / actual of the time to the first token, of so many last requests.
     #[must_use]
     pub fn prediction_error(&self, last: usize) -> f64 {
         let last = self.first_tokens.iter().rev().take(last);

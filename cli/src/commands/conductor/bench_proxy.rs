@@ -27,7 +27,7 @@ const START_TIME_MAX: Duration = Duration::from_secs(90);
 /// Measure what the proxy adds to the time to the first token, and how many requests per second it serves
 ///
 /// Mock engines answer at once. Each round measures requests to an engine itself, through the proxy, and
-/// through another proxy in front of the same engines, if there is one; the table has the median of the rounds.
+/// through another proxy in front of the same engines, if there is one; the table has the rounds' median.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {

@@ -27,9 +27,9 @@ const AFTER_HELP: &str = "Examples:
 /// Run engines without GPUs, the Conductor and its proxy in one process, with a workload
 ///
 /// Conversations with several turns go through the proxy for some seconds, placed by the Conductor, and then
-/// placed in turn. The table has the part of prompt tokens that was reused, times to the first token as clients
-/// measure them, how far they were from the prediction, and where requests went. Times are simulated: those of
-/// LLaMA3-70B on 8 A800, divided by --speed. Ctrl-C ends it early.
+/// placed in turn. The table has the part of prompt tokens that was reused, times to the first token as
+/// clients measure them, how far they were from the prediction, and where requests went. Times are simulated:
+/// those of LLaMA3-70B on 8 A800, divided by --speed. Ctrl-C ends it early.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"), mut_arg("speed", |arg| arg.default_value("20")))]
 pub(super) struct Args {
