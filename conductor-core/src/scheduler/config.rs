@@ -97,7 +97,8 @@ pub struct SchedulerConfig {
     pub reservation_ttl: Duration,
     /// Tokens of output that are expected of a model without history.
     pub output_tokens_first: u32,
-    /// The quantile of the lengths of output that is expected.
+    /// The quantile of the lengths of output that is expected: a high one, because a batch that was expected to
+    /// be smaller keeps nobody's promise.
     pub output_quantile: f64,
     /// Replication of hot prefixes; `None` without.
     pub replication: Option<ReplicationConfig>,
@@ -126,7 +127,7 @@ impl Default for SchedulerConfig {
             ],
             reservation_ttl: Duration::from_secs(300),
             output_tokens_first: 256,
-            output_quantile: 0.5,
+            output_quantile: 0.9,
             replication: Some(ReplicationConfig::default()),
             online_fit: Some(OnlineFitConfig::default()),
         }

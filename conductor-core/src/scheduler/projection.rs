@@ -77,8 +77,15 @@ impl Projection {
     }
 
     /// Makes the step of `now` the first one. Time that goes back changes nothing.
+    #[inline]
     pub(super) fn advance(&mut self, now: Instant) {
         let to = step_of(now);
+        if to > self.head {
+            self.advance_to(to);
+        }
+    }
+
+    fn advance_to(&mut self, to: u64) {
         if to > self.head + STEPS as u64 {
             // Everything that should have ended did not; everything that should have arrived has.
             let mut load = self.at[index(self.head + STEPS as u64 - 1)];
@@ -101,6 +108,7 @@ impl Projection {
     }
 
     /// The load in the step of `time`; the last step that is known when it is later.
+    #[inline]
     pub(super) fn at(&self, time: Instant) -> Load {
         self.at[index(self.clamped(step_of(time)))]
     }
@@ -111,6 +119,11 @@ impl Projection {
         (from..self.head + STEPS as u64)
             .find(|&step| fits(self.at[index(step)]))
             .map(|step| Instant::from_nanos(step * STEP_NS))
+    }
+
+    /// The loads of the steps from that of `from` to that of `to`, as far as is looked ahead.
+    pub(super) fn between(&self, from: Instant, to: Instant) -> impl Iterator<Item = Load> {
+        (self.clamped(step_of(from))..=self.clamped(step_of(to))).map(|step| self.at[index(step)])
     }
 
     /// Requests that are counted, at any time.
