@@ -300,8 +300,8 @@ impl Cluster {
         rate.max(sender.nic_ns_per_byte).max(self.rack_ns_per_byte[rack])
     }
 
-    /// Books a transfer that may begin at `earliest`; returns when it should end. The sender is free for others
-    /// while the receiver still waits for its turn.
+    /// Books a transfer that may begin at `earliest`; returns when it should end. The sender is free for
+    /// others while the receiver still waits for its turn.
     pub(super) fn book_transfer(&mut self, from: u32, to: u32, earliest: u64, span: u64) -> Booking {
         let mut sent = earliest.saturating_add(span);
         if from != NONE {
@@ -465,7 +465,8 @@ impl Cluster {
         }
     }
 
-    /// An engine without work has ended, or never got, what should have begun a while ago: its time is given back.
+    /// An engine without work has ended, or never got, what should have begun a while ago: its time is given
+    /// back.
     fn drop_phantoms(&mut self, slot: u32, now: Instant) {
         /// Between our decision and the engine's report that it has the request.
         const GRACE_NS: u64 = 2_000_000_000;
@@ -498,8 +499,8 @@ impl Cluster {
     }
 }
 
-/// When KV that is shipped after (or, layer by layer, during) a prefill from `start` to `end` has arrived, if the
-/// NIC is free from `free_at` on.
+/// When KV that is shipped after (or, layer by layer, during) a prefill from `start` to `end` has arrived, if
+/// the NIC is free from `free_at` on.
 #[inline]
 pub(super) fn ship_end(free_at: u64, start: u64, end: u64, span: u64, layerwise: bool) -> u64 {
     let earliest = if layerwise { start } else { end };

@@ -26,7 +26,8 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Scratch {
     candidates: Vec<Candidate>,
     holders: Vec<Holder>,
-    /// Holders by falling number of blocks, without those that another one of their rack equals in everything.
+    /// Holders by falling number of blocks, without those that another one of their rack equals in
+    /// everything.
     sorted: Vec<Holder>,
     order: Vec<u64>,
     /// Per rack and tier: the holder so far that is free first.

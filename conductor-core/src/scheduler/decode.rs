@@ -46,9 +46,9 @@ pub(super) fn limit(duration: Duration) -> u64 {
 }
 
 impl Cluster {
-    /// Among the instances that have room and keep `tbt_max`: the one with the least `Δstep + transfer`; among
-    /// equals one of the same rack, then the one with the shortest step. Without `admission` an instance that
-    /// is too slow is better than none.
+    /// Among the instances that have room and keep `tbt_max`: the one with the least `Δstep + transfer`;
+    /// among equals one of the same rack, then the one with the shortest step. Without `admission` an
+    /// instance that is too slow is better than none.
     pub(super) fn choose_decode(
         &mut self,
         now: Instant,
@@ -170,7 +170,8 @@ impl Cluster {
         (whole(step), has_room(instance.spec.kv_tokens_max, instance.spec.sequences_max, with))
     }
 
-    /// The longest step, in nanoseconds, while `chosen` is decoded on `slot`, and whether there is always room.
+    /// The longest step, in nanoseconds, while `chosen` is decoded on `slot`, and whether there is always
+    /// room.
     fn peak(&self, slot: u32, chosen: &Chosen, output_expected: u32) -> (u64, bool) {
         let instance = self.instance(slot);
         let cost = &self.model(instance).decode;

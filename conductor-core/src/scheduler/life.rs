@@ -180,10 +180,10 @@ impl Scheduler {
         true
     }
 
-    /// Places a request anew whose instance was lost, with what is left of its promise: it was accepted, so that
-    /// a promise that can no longer be kept does not refuse it. After its first token, `ask` has the output so
-    /// far as part of the prompt; if the store has all of its full blocks, a decode instance restores it without
-    /// a prefill. The former name of the reservation has no effect from then on.
+    /// Places a request anew whose instance was lost, with what is left of its promise: it was accepted, so
+    /// that a promise that can no longer be kept does not refuse it. After its first token, `ask` has the
+    /// output so far as part of the prompt; if the store has all of its full blocks, a decode instance
+    /// restores it without a prefill. The former name of the reservation has no effect from then on.
     ///
     /// # Errors
     ///

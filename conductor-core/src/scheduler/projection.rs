@@ -2,7 +2,8 @@
 //!
 //! Requests on their way count from the step in which their prefill should end; those that decode count until
 //! the step in which their output should end. Looking up a time is one access; a change costs one pass over
-//! the steps that follow. A request that has not ended in its step counts again until it is reported as ended.
+//! the steps that follow. A request that has not ended in its step counts again until it is reported as
+//! ended.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -185,7 +186,8 @@ impl Projection {
         }
     }
 
-    /// An end beyond what is looked ahead is not counted: [`move_to`](Self::move_to) counts it once it is near.
+    /// An end beyond what is looked ahead is not counted: [`move_to`](Self::move_to) counts it once it is
+    /// near.
     fn count_finish(&mut self, entry: &mut Entry, finish: Instant) {
         let step = step_of(finish);
         entry.finish = None;

@@ -68,8 +68,8 @@ impl Replication {
         self.actions.pop_front()
     }
 
-    /// A request lost `lost_ns` because the NIC of `from` was busy; `to` would be the next instance to hold the
-    /// prefix that ends with `key`.
+    /// A request lost `lost_ns` because the NIC of `from` was busy; `to` would be the next instance to hold
+    /// the prefix that ends with `key`.
     pub(super) fn lost(
         &mut self,
         now: Instant,

@@ -1,4 +1,5 @@
-//! What a policy sees: the instances that could prefill, who has the prompt's blocks, and what things would take.
+//! What a policy sees: the instances that could prefill, who has the prompt's blocks, and what things would
+//! take.
 
 use te_core::Instant;
 
@@ -37,7 +38,8 @@ pub struct Candidate {
     pub queued_tokens: u64,
     /// Tokens of KV of the requests that it decodes.
     pub decode_tokens: u64,
-    /// Tokens whose KV was computed or fetched here, as far as we placed them; fades as its cache is replaced.
+    /// Tokens whose KV was computed or fetched here, as far as we placed them; fades as its cache is
+    /// replaced.
     pub cached_tokens: u64,
     /// Nanoseconds of prefill that it was given recently (halved every minute).
     pub recent_ns: u64,
@@ -137,7 +139,8 @@ pub struct Estimate {
 pub struct Placement {
     /// The index into [`View::candidates`].
     pub candidate: usize,
-    /// The index into [`View::holders`] and the blocks to have in all after the fetch, if anything is fetched.
+    /// The index into [`View::holders`] and the blocks to have in all after the fetch, if anything is
+    /// fetched.
     pub fetch: Option<(usize, u32)>,
 }
 
@@ -269,8 +272,9 @@ impl<'a> View<'a> {
     /// The fetches from `holder` that can be the best: everything, and as much as arrives while the queue of
     /// `candidate` drains anyway.
     ///
-    /// Up to that cut, every block is free. Beyond it the end moves by the transfer of a block less its prefill,
-    /// which falls (in the square of the position): the sum is concave, so that it is least at one of its ends.
+    /// Up to that cut, every block is free. Beyond it the end moves by the transfer of a block less its
+    /// prefill, which falls (in the square of the position): the sum is concave, so that it is least at one
+    /// of its ends.
     #[must_use]
     #[inline]
     pub fn fetches(
@@ -313,8 +317,8 @@ impl<'a> View<'a> {
         price(self.utilisation)
     }
 
-    /// What a nanosecond of transfer from `holder` to `candidate` costs others, in nanoseconds: itself, because
-    /// copies take room in caches, and the waits for the two NICs.
+    /// What a nanosecond of transfer from `holder` to `candidate` costs others, in nanoseconds: itself,
+    /// because copies take room in caches, and the waits for the two NICs.
     #[must_use]
     pub fn fetch_price(&self, candidate: &Candidate, holder: &Holder) -> f64 {
         1.0 + price(holder.utilisation) + price(candidate.ingress_utilisation)
@@ -331,8 +335,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// What a nanosecond of a server with this utilisation costs those who come later, in nanoseconds: the wait in
-/// a queue grows by it (M/D/1). At most the price at 95 %.
+/// What a nanosecond of a server with this utilisation costs those who come later, in nanoseconds: the wait
+/// in a queue grows by it (M/D/1). At most the price at 95 %.
 fn price(utilisation: f64) -> f64 {
     let busy = utilisation.clamp(0.0, 0.95);
     busy / (1.0 - busy)

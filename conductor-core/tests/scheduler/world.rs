@@ -1,5 +1,6 @@
 //! A simulated cluster: prefill in order of placement, NICs that send one transfer after the other, decode in
-//! steps of the whole batch. Its truth is never shown to the scheduler, but for the reports that engines give.
+//! steps of the whole batch. Its truth is never shown to the scheduler, but for the reports that engines
+//! give.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

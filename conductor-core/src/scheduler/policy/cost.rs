@@ -16,8 +16,8 @@ use super::Policy;
 /// the instance that was given less work recently.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
-    /// Whether transfers wait for those that are booked on the same NICs, and have a price. Without, they take
-    /// bytes / bandwidth.
+    /// Whether transfers wait for those that are booked on the same NICs, and have a price. Without, they
+    /// take bytes / bandwidth.
     pub booked: bool,
 }
 

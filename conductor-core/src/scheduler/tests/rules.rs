@@ -11,8 +11,8 @@ fn decide(scheduler: &mut Scheduler, ms: u64, ask: &Ask<'_>) -> Decision {
     scheduler.decide(at(ms), ask).expect("there is room")
 }
 
-/// Our rule, against the least cost of all placements, each computed on its own: every candidate, every source,
-/// every cut.
+/// Our rule, against the least cost of all placements, each computed on its own: every candidate, every
+/// source, every cut.
 #[derive(Debug)]
 struct Checked;
 
@@ -150,7 +150,8 @@ fn a_late_request_delays_those_behind_it() {
     let first = decide(&mut scheduler, 0, &ask(8_000, &[]));
     scheduler.prefill_started(at(0), first.reservation).expect("in progress");
     let (_, wait) = scheduler.queue(InstanceId(0), at(0)).expect("it exists");
-    // At 5 s the prefill, which takes a second, has not ended: its wait is still what it was at its end, zero.
+    // At 5 s the prefill, which takes a second, has not ended: its wait is still what it was at its end,
+    // zero.
     let (_, late) = scheduler.queue(InstanceId(0), at(5_000)).expect("it exists");
     assert!(wait > 900_000_000 && late == 0, "{wait} {late}");
     let second = decide(&mut scheduler, 5_000, &ask(8_000, &[]));
