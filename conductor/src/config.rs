@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
+use conductor_core::events::Dialect;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a Conductor. The default serves loopback only and knows no engine.
@@ -18,6 +19,9 @@ pub struct Config {
     /// Address of the HTTP interface: `/query`, `/schedule`, `/register`, `/metrics`, the status page and the
     /// rest; port 0: the system chooses a port. Default `127.0.0.1:13333`.
     pub listen: SocketAddr,
+    /// Address of the OpenAI proxy, which forwards requests to the engines that are chosen for them; none: no
+    /// proxy. It authenticates nobody. Default none.
+    pub proxy_listen: Option<SocketAddr>,
     /// Host names under which the HTTP interface is served, in addition to addresses, `localhost`, names
     /// without dots and names below `.local`, `.internal`, `.localhost`, `.home.arpa` and `.test`. Requests
     /// under other names are refused, because a web page could have let its own name resolve to this host.
@@ -90,6 +94,8 @@ pub struct EngineConfig {
     /// Where the engine serves HTTP, `HOST:PORT`; empty: unknown, so that no text can be tokenised there and
     /// the proxy does not forward to it.
     pub http: String,
+    /// Port of the bootstrap server of a prefill engine of SGLang (`--disaggregation-bootstrap-port`).
+    pub bootstrap_port: u16,
 }
 
 /// What publishes events.
@@ -171,7 +177,7 @@ pub struct StreamsConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScheduleConfig {
-    /// The rule that places requests. Default `ours`: the least predicted time to the first token, with
+    /// The rule that places requests. Default `cost`: the least predicted time to the first token, with
     /// queues, transfers and prefill.
     pub policy: PolicyName,
     /// Limit on the predicted time to the first token, milliseconds; 0: none. A request beyond it is refused
@@ -188,29 +194,63 @@ pub struct ScheduleConfig {
 
 /// The rule that places requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 pub enum PolicyName {
     /// Least predicted time to the first token; transfers overlap queues and book network cards.
     #[default]
-    Ours,
+    Cost,
+    /// The same, but transfers take bytes / bandwidth, whatever else uses the network cards.
+    CostBlind,
     /// Algorithm 1 of the Mooncake paper (FAST'25, page 8).
     Algorithm1,
+    /// Algorithm 1 without transfers.
+    Local,
     /// The cost of Dynamo's router.
     Dynamo,
+    /// Its variant that multiplies by the decode load.
+    DynamoLmetric,
+    /// Most overlap, unless loads differ much.
+    TwoTier,
     /// SGLang's `cache_aware`.
     SglangCacheAware,
     /// Preble's E2.
     Preble,
-    /// Most overlap, unless loads differ much.
-    TwoTier,
-    /// The less loaded one of two chosen at random.
+    /// The less loaded one of two drawn at random.
     PowerOfTwo,
+    /// The fewest requests.
+    LeastRequests,
+    /// The shortest queue, in time, whatever is cached.
+    LeastTime,
     /// One after the other.
     RoundRobin,
     /// At random.
     Random,
-    /// Least predicted time, whatever is cached.
-    LeastTime,
+    /// The longest prefix, whatever the load.
+    MaxHit,
+}
+
+impl PolicyName {
+    /// The name in settings, which is that of the policy in the scheduler.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Cost => "cost",
+            Self::CostBlind => "cost-blind",
+            Self::Algorithm1 => "algorithm1",
+            Self::Local => "local",
+            Self::Dynamo => "dynamo",
+            Self::DynamoLmetric => "dynamo-lmetric",
+            Self::TwoTier => "two-tier",
+            Self::SglangCacheAware => "sglang-cache-aware",
+            Self::Preble => "preble",
+            Self::PowerOfTwo => "power-of-two",
+            Self::LeastRequests => "least-requests",
+            Self::LeastTime => "least-time",
+            Self::RoundRobin => "round-robin",
+            Self::Random => "random",
+            Self::MaxHit => "max-hit",
+        }
+    }
 }
 
 /// A setting that is out of its range.
@@ -411,6 +451,22 @@ fn wrong(field: &str, need: impl Into<String>) -> ConfigError {
 }
 
 impl EngineKind {
+    /// How events of this kind are read.
+    #[must_use]
+    pub const fn dialect(self) -> Dialect {
+        match self {
+            Self::Vllm => Dialect::Vllm,
+            Self::Sglang => Dialect::Sglang,
+            Self::Mooncake | Self::Snowskin => Dialect::Mooncake,
+        }
+    }
+
+    /// Whether it is a store, which every instance of its tenant can read, and not an engine.
+    #[must_use]
+    pub const fn is_store(self) -> bool {
+        matches!(self, Self::Mooncake | Self::Snowskin)
+    }
+
     /// The name in settings, answers and metrics.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -439,6 +495,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             listen: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 13_333),
+            proxy_listen: None,
             http_hosts: Vec::new(),
             admin_secret: store_core::Secret::default(),
             http: store_master::HttpLimits::default(),
@@ -473,6 +530,7 @@ impl Default for EngineConfig {
             dp_ranks: 1,
             role: Role::default(),
             http: String::new(),
+            bootstrap_port: 8_998,
         }
     }
 }

@@ -19,10 +19,29 @@
 #![deny(unsafe_code)]
 
 mod config;
+pub mod demo;
+mod directory;
+mod discovery;
+mod hot;
+mod http;
+mod io;
+mod keeper;
+mod metrics;
 pub mod mock;
+mod place;
+mod placing;
 pub mod proxy;
+mod publisher;
+mod registry;
+mod service;
+mod shared;
+mod snapshot;
+mod turns;
 
 pub use config::{
     BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,
     NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
 };
+pub use publisher::Publisher;
+pub use registry::RegisterError;
+pub use service::{Conductor, ConductorHandle, StartError};

@@ -17,8 +17,10 @@ use crate::http_server::is_own_host;
 
 const PRIVATE: [&str; 5] = ["local", "localhost", "internal", "home.arpa", "test"];
 
-/// Whether requests with this `Host` are answered.
-pub(crate) fn is_allowed(host: &str, configured: &[String]) -> bool {
+/// Whether requests with this `Host` are answered by an interface that web pages must not reach: see
+/// [`is_own_host`], and `configured` names.
+#[must_use]
+pub fn is_allowed(host: &str, configured: &[String]) -> bool {
     if is_own_host(host) {
         return true;
     }

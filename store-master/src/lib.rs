@@ -77,6 +77,7 @@ mod turns;
 pub use config::{Config, HaConfig, HttpLimits, MetadataLimits};
 pub use error::{BindError, ConfigError, ServeError};
 pub use ha::ArbiterReport;
+pub use hosts::is_allowed as is_allowed_host;
 pub use http_server::{HttpServer, is_own_host};
 pub use journal::JournalError;
 pub use kv_events::KvEventsConfig;

@@ -61,6 +61,9 @@ const SECRETS_OF_MASTER: [&str; 4] = [
     "cluster.cluster_secret_file",
 ];
 
+/// Secrets of the `[cluster]` section that the Conductor uses too.
+const SECRETS_OF_CONDUCTOR: [&str; 2] = ["cluster.admin_secret", "cluster.admin_secret_file"];
+
 scopes! {
     /// Flags of every command.
     OfLog FlagsOfLog { ["log"], [], true, true }
@@ -70,6 +73,8 @@ scopes! {
     OfUp FlagsOfUp { [], SECRETS_OF_MASTER, false, false }
     /// `snowskin node`.
     OfNode FlagsOfNode { ["node", "cluster"], [], true, false }
+    /// `snowskin conductor serve`.
+    OfConductor FlagsOfConductor { ["conductor"], SECRETS_OF_CONDUCTOR, true, false }
     /// Commands that move objects.
     OfClient FlagsOfClient { ["client", "cluster"], [], false, false }
     /// Commands that only send requests to the master.

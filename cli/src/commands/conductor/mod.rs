@@ -1,6 +1,9 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod bench_proxy;
+mod demo;
 mod plot;
+mod serve;
 mod sim;
 mod what_if;
 
@@ -17,11 +20,17 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    BenchProxy(bench_proxy::Args),
+    Demo(demo::Args),
+    Serve(serve::Args),
     Sim(sim::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
+        What::BenchProxy(args) => bench_proxy::run(args),
+        What::Demo(args) => demo::run(args),
+        What::Serve(args) => serve::run(args),
         What::Sim(args) => sim::run(args),
     }
 }
