@@ -22,7 +22,7 @@ pub(crate) struct Args {
 enum What {
     BenchProxy(bench_proxy::Args),
     Demo(demo::Args),
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     Sim(sim::Args),
 }
 
