@@ -1,5 +1,7 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod bench_proxy;
+mod demo;
 mod plot;
 mod serve;
 mod sim;
@@ -18,12 +20,16 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    Serve(serve::Args),
+    BenchProxy(bench_proxy::Args),
+    Demo(demo::Args),
+    Serve(Box<serve::Args>),
     Sim(sim::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
+        What::BenchProxy(args) => bench_proxy::run(args),
+        What::Demo(args) => demo::run(args),
         What::Serve(args) => serve::run(args),
         What::Sim(args) => sim::run(args),
     }
