@@ -1,6 +1,9 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod client;
 mod plot;
+mod query;
+mod replay;
 mod serve;
 mod sim;
 mod what_if;
@@ -18,12 +21,16 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    Query(query::Args),
+    Replay(replay::Args),
     Serve(serve::Args),
     Sim(sim::Args),
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
+        What::Query(args) => query::run(args),
+        What::Replay(args) => replay::run(args),
         What::Serve(args) => serve::run(args),
         What::Sim(args) => sim::run(args),
     }
