@@ -11,10 +11,12 @@
 //! iteration divided by the number of elements is the time per slice.
 #![deny(unsafe_code)]
 
+mod fake_gpu;
 mod instant_verbs;
 mod pair;
 mod prompts;
 
+pub use fake_gpu::{SLOT_BYTES, fake_gpu};
 pub use instant_verbs::InstantVerbs;
 pub use pair::Pair;
 pub use prompts::{Events, Prompts, StoredEvent, mix};

@@ -81,15 +81,22 @@ pub(crate) fn memory_devices(sysfs: &Path) -> usize {
     names(&sysfs.join("bus/cxl/devices")).iter().filter(is_memory).count()
 }
 
-fn names(at: &Path) -> Vec<String> {
+/// The names in a directory.
+pub(crate) fn names(at: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(at) else { return Vec::new() };
     entries.flatten().take(DEVICES_MAX).filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-fn number(at: &Path) -> Option<u64> {
+/// The number in a file of sysfs.
+pub(crate) fn number(at: &Path) -> Option<u64> {
+    text(at)?.parse().ok()
+}
+
+/// The text in a file of sysfs, at most 512 bytes of it.
+pub(crate) fn text(at: &Path) -> Option<String> {
     let mut text = String::new();
     // A pipe would wait for a writer.
     fs::metadata(at).ok().filter(fs::Metadata::is_file)?;
-    fs::File::open(at).ok()?.take(64).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+    fs::File::open(at).ok()?.take(512).read_to_string(&mut text).ok()?;
+    Some(text.trim().to_owned())
 }

@@ -53,6 +53,7 @@ mod global;
 pub mod histogram;
 mod http;
 mod mooncake;
+mod nvme;
 mod output;
 mod process;
 mod progress;

@@ -45,7 +45,7 @@ fn a_host_without_devices_is_reported_as_such() {
 fn json_has_the_shape_that_the_help_promises() {
     let value = json(&on("dgx", &["--json"]));
     let help = stdout(&run(&["topology", "--help"]));
-    let top = ["nodes", "nics", "gpus", "copies", "dax", "distances", "matrix", "warnings"];
+    let top = ["nodes", "nics", "gpus", "copies", "dax", "nvme", "distances", "matrix", "warnings"];
     assert_eq!(value.as_object().unwrap().len(), top.len());
     let promised = |field: &str| assert!(help.contains(field), "{field} is not documented");
     for field in top {
@@ -211,4 +211,53 @@ fn cxl_memory_is_shown_with_its_mode() {
     let value = json(&run(&["topology", "--sysfs", path, "--json"]));
     let modes: Vec<_> = value["dax"].as_array().unwrap().iter().map(|dax| dax["mode"].clone()).collect();
     assert_eq!(modes, ["devdax", "system-ram", "unused"]);
+}
+
+#[test]
+fn namespaces_that_the_kernel_reaches_over_a_network_are_shown_with_how_it_reaches_them() {
+    let host = Sysfs::named("vm");
+    for (controller, transport, address) in [
+        ("nvme0", "pcie", "0000:01:00.0"),
+        ("nvme1", "tcp", "traddr=10.0.0.7,trsvcid=4420,src_addr=10.0.0.2"),
+        ("nvme2", "rdma", "traddr=fe80::1,trsvcid=4420"),
+    ] {
+        let put =
+            |attribute: &str, value: &str| host.put(format!("class/nvme/{controller}/{attribute}"), value);
+        put("transport", transport);
+        put("address", address);
+        put("subsysnqn", "nqn.2026-11.org.example:disks");
+        put("state", if controller == "nvme2" { "connecting" } else { "live" });
+        put("power/control", "auto");
+    }
+    host.put("class/nvme/nvme1/nvme1n1/size", "2097152");
+    host.put("class/nvme/nvme1/nvme1n1/nsid", "1");
+    host.put("class/nvme/nvme1/nvme1n1/queue/logical_block_size", "4096");
+    // A path of a namespace with several, and a size that is none.
+    host.put("class/nvme/nvme1/nvme1c7n2/size", "-1");
+    host.put("class/nvme/nvme1/nvmexn1/size", "8");
+    host.put("class/nvme/nvme1/ng1n1/size", "8");
+    let path = host.path().to_str().unwrap();
+    let text = stdout(&run(&["topology", "--sysfs", path]));
+    for line in [
+        "NVMe over Fabrics, by the kernel",
+        "  nvme1, tcp, traddr=10.0.0.7,trsvcid=4420,src_addr=10.0.0.2, nqn.2026-11.org.example:disks",
+        "    nvme1n1, 1.0 GiB, blocks of 4096 B",
+        "    nvme1n2, 0 B",
+        "  nvme2, rdma, traddr=fe80::1,trsvcid=4420, connecting, nqn.",
+    ] {
+        assert!(text.contains(line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("nvme0"), "a disk of this host: {text}");
+    let value = json(&run(&["topology", "--sysfs", path, "--json"]));
+    let namespaces = &value["nvme"][0]["namespaces"];
+    assert_eq!(value["nvme"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        namespaces[0],
+        serde_json::json!({ "name": "nvme1n1", "nsid": 1, "bytes": 1_u64 << 30, "block_bytes": 4096 })
+    );
+    assert_eq!((&namespaces[1]["name"], namespaces.as_array().unwrap().len()), (&"nvme1n2".into(), 2));
+    // Nothing that a target names controls the terminal.
+    host.put("class/nvme/nvme1/subsysnqn", "\u{1b}[2J");
+    assert!(!stdout(&run(&["topology", "--sysfs", path])).contains('\u{1b}'));
+    assert!(!stdout(&run(&["topology", "--sysfs", path, "--json"])).contains('\u{1b}'));
 }

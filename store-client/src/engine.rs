@@ -13,10 +13,23 @@ pub(crate) use faulty::{Engine, PanicAt};
 pub(crate) use te_engine::Engine;
 
 /// Starts an engine that computes checksums while it copies.
-pub(crate) fn start(config: Config) -> Result<Engine, StartError> {
+pub(crate) fn start(mut config: Config) -> Result<Engine, StartError> {
+    sole_writer(&mut config);
     let mut engine = Engine::start(config)?;
     engine.checksum_copies(true);
     Ok(engine)
+}
+
+/// Allocations of the master begin and end at lines of the cache
+/// ([`store_core::allocator::GRAIN_BYTES`]), and one process writes one: in pools without coherent caches, it
+/// may write parts of lines.
+#[cfg_attr(not(feature = "cxl"), allow(clippy::missing_const_for_fn, reason = "not where it is built"))]
+pub(crate) fn sole_writer(config: &mut Config) {
+    #[cfg(feature = "cxl")]
+    {
+        config.cxl.sole_writer = true;
+    }
+    let _ = config;
 }
 
 /// Whether a batch has ended. A batch that was freed has ended.

@@ -124,6 +124,7 @@ impl Node {
         if config.cxl.is_set() && !config.engine.cxl.pools.contains(&config.cxl.pool) {
             config.engine.cxl.pools.push(config.cxl.pool.clone());
         }
+        crate::engine::sole_writer(&mut config.engine);
         // A node reads no notifications.
         config.engine.control.notifications_max = 0;
         // Errors of the engine are reported before the wait for the master.

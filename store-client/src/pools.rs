@@ -96,9 +96,11 @@ mod built {
             let mut found = Vec::new();
             for (slot, record) in (0..).zip(&records) {
                 let locked = pool.is_locked(Part::Page(slot)).map_err(|error| text(&error))?;
-                let (epoch, identity) = record.map_or((0, 0), |record| (record.epoch, record.identity));
-                if record.is_some() || locked {
-                    found.push(PageFound { slot, epoch, identity, locked });
+                if let Some(record) = record {
+                    let (epoch, identity, domain) = (record.epoch, record.identity, record.domain);
+                    found.push(PageFound { slot, epoch, identity, domain, left: !record.present, locked });
+                } else if locked {
+                    found.push(PageFound { slot, locked, ..PageFound::default() });
                 }
             }
             let asked = rpc.call::<TakePage>(&wanted, found.into_iter()).map(|(given, _)| given);
@@ -109,6 +111,16 @@ mod built {
                 PageGiven::Given { slot, epoch } if slot < block.peers => (slot, epoch),
                 PageGiven::Given { slot, .. } => {
                     return Err(format!("the master gave page {slot}, and there are {}", block.peers));
+                }
+                PageGiven::Limited { of_connection, pages_max } => {
+                    let (who, setting) = match of_connection {
+                        true => ("this client", "session_pool_pages_max"),
+                        false => ("the tenant", "tenant_pool_pages_max"),
+                    };
+                    return Err(format!(
+                        "{who} has {pages_max} pages, as many as the master's {setting} allows: end clients that are not \
+                         needed, or raise it"
+                    ));
                 }
                 PageGiven::Full { elsewhere } => {
                     return Err(format!(

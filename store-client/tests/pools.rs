@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Process, eventually, master, master_with, pattern, role, say, wait_for_parent, with};
+use common::{
+    Process, eventually, get_range, master, master_with, pattern, role, say, wait_for_parent, with,
+};
 use store_client::{
-    Client, ClientConfig, ConnectError, Fabrics, Masters, Node, NodeConfig, PutOptions, PutRange, RemoveMode,
-    RpcConfig, RpcConnection, Source, Store as _,
+    Client, ClientConfig, ConnectError, DiskList, Fabrics, Masters, Node, NodeConfig, NodeDiskConfig,
+    PutOptions, PutRange, RemoveMode, RpcConfig, RpcConnection, Source, Store as _,
 };
 use store_core::message::{
     ClaimExtents, ExtentsGiven, ExtentsWanted, FreePage, ListPools, PageFreed, PoolEntry,
@@ -84,10 +86,14 @@ fn cxl() -> Fabrics {
     "cxl".parse().unwrap()
 }
 
-/// The role `node NAME MASTER POOL FIRST`.
+/// The role `node NAME MASTER POOL FIRST [flush]`.
 fn be_node(role: &[String]) {
     let (name, master, pool) = (&role[1], role[2].parse().unwrap(), Path::new(&role[3]));
-    let node = Node::start(node_config(name, master, pool, role[4].parse().unwrap())).unwrap();
+    let config = node_config(name, master, pool, role[4].parse().unwrap());
+    let node = Node::start(with(config, |config| {
+        config.engine.cxl.coherence = coherence(role.get(5));
+    }))
+    .unwrap();
     say(node.endpoint());
     wait_for_parent();
     node.stop();
@@ -99,10 +105,15 @@ fn start_node(name: &str, master: &dyn std::fmt::Display, pool: &PoolFile, first
 }
 
 fn connect(role: &[String]) -> Client {
-    Client::connect(client_config(role[1].parse().unwrap(), Path::new(&role[2]))).unwrap()
+    let config = client_config(role[1].parse().unwrap(), Path::new(&role[2]));
+    Client::connect(with(config, |config| config.engine.cxl.coherence = coherence(role.get(3)))).unwrap()
 }
 
-/// The role `client MASTER POOL`: puts, gets, and says by which rails its bytes went.
+fn coherence(named: Option<&String>) -> Coherence {
+    if named.is_some_and(|name| name == "flush") { Coherence::Flush } else { Coherence::Hardware }
+}
+
+/// The role `client MASTER POOL [flush]`: puts, gets, and says by which rails its bytes went.
 fn be_client(role: &[String]) {
     let mut client = connect(role);
     for seed in 0..20 {
@@ -432,6 +443,179 @@ fn a_node_that_is_drained_moves_its_objects_to_another_one_through_the_pool() {
     }
 }
 
+fn flush_node(name: &str, master: Masters, pool: &PoolFile, first: u32) -> NodeConfig {
+    with(node_config(name, master, &pool.0, first), |config| {
+        config.engine.cxl.coherence = Coherence::Flush;
+    })
+}
+
+fn flush_client(master: Masters, pool: &PoolFile, fabrics: &str) -> Client {
+    let config = with(client_config(master, &pool.0), |config| {
+        config.engine.cxl.coherence = Coherence::Flush;
+        config.engine.fabrics = fabrics.parse().unwrap();
+    });
+    Client::connect(config).unwrap()
+}
+
+#[test]
+fn what_is_put_into_a_pool_without_coherent_caches_is_what_other_processes_get_also_when_it_is_used_again() {
+    let config = MasterConfig { lease_ttl_ms: 200, ..MasterConfig::default() };
+    let (master, pool) = (master_with(config), PoolFile::new("flush"));
+    let (addr, path) = (master.rpc_addr(), pool.0.to_str().unwrap());
+    let mut node = Process::start("entry", &["node", "a", &addr.to_string(), path, "0", "flush"]);
+    let mut writer = Process::start("entry", &["client", &addr.to_string(), path, "flush"]);
+    assert_eq!(writer.said(), "cxl", "every byte went through the pool");
+    let mut client = flush_client(addr.into(), &pool, "cxl");
+    for seed in 0..20 {
+        let found = client.get(format!("k{seed}").as_bytes()).unwrap();
+        assert_eq!(found, Some(pattern(seed, 3_001 * seed as usize + 1)), "{seed}");
+    }
+    client.master().remove_all(RemoveMode::Force).unwrap();
+    // Objects of all lengths, side by side, over the same lines again and again.
+    let mut other = flush_client(addr.into(), &pool, "cxl");
+    for round in 0..200_u64 {
+        let values: Vec<Vec<u8>> = (0..4)
+            .map(|at| pattern(round * 4 + at, 1 + ((round * 4 + at) as usize * 7_919) % 200_000))
+            .collect();
+        for (at, value) in values.iter().enumerate() {
+            let key = format!("r{at}");
+            let by = if at % 2 == 0 { &mut client } else { &mut other };
+            eventually("there is room", || by.put(key.as_bytes(), value, &ONE).unwrap_or(false));
+        }
+        for (at, value) in values.iter().enumerate() {
+            let (key, by) = (format!("r{at}"), if at % 2 == 0 { &mut other } else { &mut client });
+            assert_eq!(by.get(key.as_bytes()).unwrap().as_ref(), Some(value), "{round} {at}");
+            let (from, len) = (value.len() / 3, value.len().div_ceil(2));
+            let part = get_range(by, key.as_bytes(), from as u64..(from + len) as u64).unwrap();
+            assert_eq!(part.as_deref(), Some(&value[from..from + len]), "{round} {at}");
+            by.remove(key.as_bytes(), RemoveMode::Force).unwrap();
+        }
+    }
+    // Ranges of an open put that meet in the middle of lines, in any order.
+    let value = pattern(9, 150_001);
+    client.start_puts(&[(b"open", value.len() as u64)], &ONE).pop().unwrap().unwrap();
+    for (from, to) in [(100, 70_001), (70_001, 70_002), (0, 100), (70_002, 150_001)] {
+        let source = Source::Bytes(&value[from..to]);
+        let range = PutRange { key: b"open", offset: from as u64, source };
+        client.write_puts(&[range]).pop().unwrap().unwrap();
+    }
+    client.end_puts(&[b"open".as_slice()]).pop().unwrap().unwrap();
+    assert_eq!(other.get(b"open").unwrap(), Some(value));
+    assert_eq!((rails(&client), rails(&other)), (vec!["cxl".to_owned()], vec!["cxl".to_owned()]));
+    assert_eq!(client.counters().checksum_mismatches + other.counters().checksum_mismatches, 0);
+    writer.stop();
+    node.stop();
+}
+
+#[test]
+fn a_node_of_a_pool_without_coherent_caches_gets_copies_from_other_memory_and_gives_them() {
+    let (master, pool) = (master(), PoolFile::new("flush-copies"));
+    let addr = master.rpc_addr();
+    // Memory of the host first, which clients reach over TCP.
+    let host = Node::start(NodeConfig::new("host", addr.into(), 8 << 20).fabrics(Fabrics::TCP)).unwrap();
+    let mut client = flush_client(addr.into(), &pool, "cxl,tcp");
+    for seed in 0..10 {
+        assert!(
+            client.put(format!("k{seed}").as_bytes(), &pattern(seed, 99_000 + seed as usize), &ONE).unwrap()
+        );
+    }
+    let both = |config: &mut NodeConfig| config.engine.fabrics = "cxl,tcp".parse().unwrap();
+    let mut copies = 0;
+    let mut from = host;
+    for (name, first) in [("a", 0), ("b", COUNT)] {
+        let next = Node::start(with(flush_node(name, addr.into(), &pool, first), both)).unwrap();
+        let drained = from.stop_drained(Duration::from_secs(30)).unwrap();
+        assert_eq!((drained.blocks, next.status().copies), (0, 10), "{name}");
+        let before = client.engine_stats().rails.iter().map(|rail| rail.bytes).sum::<u64>();
+        for seed in 0..10 {
+            let found = client.get(format!("k{seed}").as_bytes()).unwrap();
+            assert_eq!(found, Some(pattern(seed, 99_000 + seed as usize)), "{name} {seed}");
+        }
+        assert!(client.engine_stats().rails.iter().map(|rail| rail.bytes).sum::<u64>() > before);
+        copies += next.status().copies;
+        from = next;
+    }
+    assert_eq!(copies, 20);
+    assert_eq!(client.counters().checksum_mismatches, 0);
+    // Who has not opened the pool does not reach its memory, and finds no wrong bytes.
+    let mut outside = Client::connect(ClientConfig::new(addr.into()).fabrics(Fabrics::TCP)).unwrap();
+    assert!(!matches!(outside.get(b"k1"), Ok(Some(_))));
+    from.stop();
+}
+
+#[test]
+fn objects_of_a_pool_without_coherent_caches_go_to_the_disk_of_their_node_and_come_back() {
+    let config = MasterConfig { lease_ttl_ms: 200, demote_ahead: 0.5, ..MasterConfig::default() };
+    let (master, pool) = (master_with(config), PoolFile::new("flush-disk"));
+    let (addr, dir) = (master.rpc_addr(), tempfile::tempdir().unwrap());
+    let node = Node::start(with(flush_node("a", addr.into(), &pool, 0), |config| {
+        config.engine.fabrics = "cxl,shm,tcp".parse().unwrap();
+        let disk = NodeDiskConfig { path: dir.path().join("disk"), bytes: Some(64 << 20) };
+        config.disks = DiskList(vec![disk]);
+    }))
+    .unwrap();
+    eventually("the disk is ready", || node.disks().iter().any(|disk| disk.ready));
+    let mut client = flush_client(addr.into(), &pool, "cxl,shm,tcp");
+    let value = |seed: u64| pattern(seed, 300_001 + seed as usize);
+    let stats = |client: &mut Client| client.master().stats().unwrap();
+    for seed in 0..60 {
+        eventually("there is room", || {
+            client.put(format!("k{seed}").as_bytes(), &value(seed), &ONE).unwrap_or(false)
+        });
+        // The oldest of what is in memory is on the disk before its space is needed.
+        eventually("the disk keeps up", || {
+            stats(&mut client).demotions_total >= (seed + 1).saturating_sub(20)
+        });
+    }
+    assert!(stats(&mut client).evictions_to_disk_total > 0);
+    for seed in 0..60 {
+        let found = client.get(format!("k{seed}").as_bytes()).unwrap();
+        assert_eq!(found, Some(value(seed)), "{seed}");
+    }
+    assert!(stats(&mut client).disk_hits_total > 0, "some were read from the disk");
+    assert_eq!(client.counters().checksum_mismatches, 0);
+    node.stop();
+}
+
+#[test]
+fn a_master_that_has_lost_its_state_gives_the_page_of_a_killed_client_away_without_an_operator() {
+    let options = FormatOptions { peers: 1, ..FormatOptions::default() };
+    let pool = PoolFile::with("lost-state", options);
+    let former = master();
+    let addr = former.rpc_addr();
+    let mut node = start_node("a", &addr, &pool, 0);
+    let mut holder = Process::start("entry", &["client", &addr.to_string(), pool.0.to_str().unwrap()]);
+    assert_eq!(holder.said(), "cxl");
+    node.kill();
+    drop(former);
+    // Another master, which knows nothing. The client lives: its page stays with it.
+    let next = master();
+    let _node = Node::start(node_config("a", next.rpc_addr().into(), &pool.0, 0)).unwrap();
+    let mut client = Client::connect(client_config(next.rpc_addr().into(), &pool.0)).unwrap();
+    assert!(!client.put(b"k", &pattern(1, 10_000), &ONE).unwrap_or(false), "there is no page");
+    holder.kill();
+    eventually("its page is given away", || client.put(b"k", &pattern(1, 10_000), &ONE).unwrap_or(false));
+    assert_eq!(client.get(b"k").unwrap(), Some(pattern(1, 10_000)));
+    assert_eq!(rails(&client), ["cxl"]);
+}
+
+#[test]
+fn a_tenant_has_no_more_pages_of_a_pool_than_it_may_and_gets_others_when_its_clients_have_left() {
+    let config = MasterConfig { tenant_pool_pages_max: 1, ..MasterConfig::default() };
+    let (master, pool) = (master_with(config), PoolFile::new("limited"));
+    let addr = master.rpc_addr();
+    let _node = Node::start(node_config("a", addr.into(), &pool.0, 0)).unwrap();
+    let connect = || Client::connect(client_config(addr.into(), &pool.0)).unwrap();
+    let (mut first, mut second) = (connect(), connect());
+    assert!(first.put(b"k", &pattern(1, 10_000), &ONE).unwrap());
+    assert!(!matches!(second.get(b"k"), Ok(Some(_))));
+    assert_eq!(first.get(b"k").unwrap(), Some(pattern(1, 10_000)));
+    assert_eq!(pages(&addr).len(), 1);
+    drop(first);
+    eventually("the page is free", || matches!(second.get(b"k"), Ok(Some(_))));
+    assert_eq!(rails(&second), ["cxl"]);
+}
+
 #[test]
 fn settings_of_a_pool_that_cannot_be_used_are_refused_with_what_to_do() {
     let (master, pool) = (master(), PoolFile::new("settings"));
@@ -445,7 +629,6 @@ fn settings_of_a_pool_that_cannot_be_used_are_refused_with_what_to_do() {
         (&|config| config.cxl.first = u32::MAX, "cxl.count"),
         (&|config| config.cxl.first = 1_000, "snowskin cxl inspect"),
         (&|config| config.cxl.pool = "/dev/shm/there-is-none".into(), "there-is-none"),
-        (&|config| config.engine.cxl.coherence = Coherence::Flush, "hardware"),
         (&|config| config.engine.fabrics = Fabrics::TCP, "engine.fabrics"),
     ] {
         let text = refused(change);

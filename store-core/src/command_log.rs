@@ -82,7 +82,7 @@ pub use standby::Standby;
 /// commands. It is written into snapshots and journals, and those with another number are refused. A change
 /// of the master that changes the effect of any command, or the state, raises it: a test in
 /// `tests/snapshot.rs` fails then.
-pub const BEHAVIOUR: u32 = 7;
+pub const BEHAVIOUR: u32 = 8;
 
 /// The position of a command in the log: 1 for the first.
 pub type Lsn = u64;

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::allocator::GRAIN_BYTES;
 use crate::master::REPORTERS_MAX;
-use crate::message::{REPLICAS_MAX, SOFT_PIN_TTL_MS_MAX};
+use crate::message::{POOL_PAGES_MAX, REPLICAS_MAX, SOFT_PIN_TTL_MS_MAX};
 use crate::read_rates::ReplicationConfig;
 use crate::tasks::TaskConfig;
 use crate::tenant::{DEFAULT_TENANT, SECRET_BYTES_MAX};
@@ -118,6 +118,12 @@ pub struct MasterConfig {
     pub session_puts_max: u32,
     /// Most unfinished puts per tenant, over all of its connections. Default 1,048,576.
     pub tenant_puts_max: u32,
+    /// Most pages of one CXL pool that are given over one connection, to processes that may be alive, 1 to
+    /// 1,024. A client needs one per pool. Default 4.
+    pub session_pool_pages_max: u32,
+    /// Most pages of one CXL pool that the processes of one tenant have at a time, 1 to 1,024. Nodes that act
+    /// for no tenant are not counted. Default 1,024, which is no limit: a pool has no more pages.
+    pub tenant_pool_pages_max: u32,
     /// Wall time at the zero of the clock that the master is given, ms since 1970; 0: unknown, and the
     /// incarnations of nodes are not compared with it. Set by the process that starts the master.
     #[serde(skip)]
@@ -169,6 +175,8 @@ impl Default for MasterConfig {
             metadata_bytes_max: 16 << 30,
             session_puts_max: 1 << 16,
             tenant_puts_max: 1 << 20,
+            session_pool_pages_max: 4,
+            tenant_pool_pages_max: POOL_PAGES_MAX,
             started_wall_ms: 0,
             handle_key: [0; 2],
             hash_seed: 0,
@@ -221,6 +229,8 @@ impl MasterConfig {
         whole("key_bytes_max", self.key_bytes_max, 1, wire::KEY_BYTES_MAX as u32)?;
         whole("session_puts_max", self.session_puts_max, 1, 1 << 31)?;
         whole("tenant_puts_max", self.tenant_puts_max, 1, 1 << 31)?;
+        whole("session_pool_pages_max", self.session_pool_pages_max, 1, POOL_PAGES_MAX)?;
+        whole("tenant_pool_pages_max", self.tenant_pool_pages_max, 1, POOL_PAGES_MAX)?;
         whole("segments_max", self.segments_max, 1, wire::KEYS_PER_BATCH_MAX as u32)?;
         whole("nodes_max", self.nodes_max, 1, 1 << 16)?;
         whole("tasks.unfinished_max", self.tasks.unfinished_max, 1, 1 << 20)?;

@@ -12,7 +12,9 @@
 //!
 //! The lock is the process' own matter: the master compares lock domains and believes what it is told, as it
 //! believes a node's exports. Epochs grow over all extents and pages of a pool. A master that has lost its
-//! state is told the epochs that are in the pool, and which pages have a record there. What a process found
+//! state is told the epochs that are in the pool, and which pages have a record there: a page whose record
+//! says that its process uses it no more is free, and so is one whose record names the lock domain of the
+//! process that asks, if no process holds the lock on it. What a process found
 //! there counts for the lineage of the master under which it looked: another lineage may have given the same
 //! to another process since.
 
@@ -27,7 +29,7 @@ use te_core::Instant;
 use crate::message::{
     ExtentsReleased, ExtentsWanted, POOL_EPOCHS_AHEAD, POOL_PAGES_MAX, PageFound, PageFreed, PageWanted,
 };
-use crate::{ErrorCode, NodeId};
+use crate::{ErrorCode, NodeId, TenantNo};
 
 /// Limit on pools.
 const POOLS_MAX: usize = 64;
@@ -84,8 +86,34 @@ pub(crate) struct Page {
     domain: u64,
     pub(crate) epoch: u64,
     given: Instant,
-    /// An operator says that its process has ended.
+    /// Its process has given it back, or an operator says that the process has ended.
     pub(crate) free: bool,
+    by: Taker,
+}
+
+/// Over which connection a page was given: limits of the master count by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Taker {
+    /// The tenant; `None`: a node, or unknown.
+    pub(crate) tenant: Option<TenantNo>,
+    /// The number of the connection; 0: unknown.
+    pub(crate) session: u64,
+}
+
+/// Most pages of one pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageLimits {
+    pub(crate) of_session: u32,
+    pub(crate) of_tenant: u32,
+}
+
+/// Why no page was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoPage {
+    /// With the number of pages that belong to other lock domains.
+    Full(u32),
+    /// The connection, or its tenant, has as many as it may have.
+    Limited { of_connection: bool, pages_max: u32 },
 }
 
 /// One pool.
@@ -166,7 +194,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives a page to a process. `Err` inside: the number of pages that belong to other lock domains.
+    /// Gives a page to a process.
     ///
     /// # Errors
     /// `InvalidParams`, `KeysUltraLimit`.
@@ -176,7 +204,8 @@ impl Pools {
         wanted: &PageWanted,
         found: impl Iterator<Item = PageFound>,
         epoch: u32,
-    ) -> Result<Result<(u32, u64), u32>, ErrorCode> {
+        (by, limits): (Taker, PageLimits),
+    ) -> Result<Result<(u32, u64), NoPage>, ErrorCode> {
         let PageWanted { pool, pages, identity, .. } = *wanted;
         let found: Vec<_> = found.take(POOL_PAGES_MAX as usize + 1).collect();
         let stated_max = self.stated_max(pool, epoch);
@@ -188,7 +217,15 @@ impl Pools {
         {
             return Err(ErrorCode::InvalidParams);
         }
-        self.named(pool, epoch)?.take_page(now, wanted, &found)
+        self.named(pool, epoch)?.take_page(now, wanted, &found, (by, limits))
+    }
+
+    /// The number of a tenant that was removed will be another one's.
+    pub(crate) fn forget_tenant(&mut self, tenant: TenantNo) {
+        let pages = self.map.values_mut().flat_map(|pool| pool.pages.values_mut());
+        for page in pages.filter(|page| page.by.tenant == Some(tenant)) {
+            page.by.tenant = None;
+        }
     }
 
     /// An operator says that the process that was given a page in an epoch has ended.
@@ -269,25 +306,26 @@ impl Pool {
         Ok(Claimed::Given { epoch, losers: losers.collect() })
     }
 
-    fn take_page(
-        &mut self,
-        now: Instant,
-        wanted: &PageWanted,
-        found: &[PageFound],
-    ) -> Result<Result<(u32, u64), u32>, ErrorCode> {
-        let PageWanted { pages, identity, domain, .. } = *wanted;
+    /// Notes what a process found in the pages of the pool. Returns those that other processes have locked.
+    fn note(&mut self, now: Instant, wanted: &PageWanted, found: &[PageFound], by: Taker) -> BTreeSet<u32> {
+        let PageWanted { identity, domain, .. } = *wanted;
         let mut locked = BTreeSet::new();
         for page in found {
             self.epoch = self.epoch.max(page.epoch);
             let own = page.identity == identity;
-            let known = self.pages.get(&page.slot);
+            let known = self.pages.get_mut(&page.slot);
             // Another lineage of the master has given it; or it was offered to another process of this domain
             // before this one had locked it.
-            let later = known.is_none_or(|known| page.epoch > known.epoch) && page.epoch > 0;
-            if later || (own && domain != 0 && known.is_some_and(|known| known.domain == domain)) {
-                let domain = if own { domain } else { 0 };
-                let PageFound { slot, epoch, identity, .. } = *page;
-                self.pages.insert(slot, Page { identity, domain, epoch, given: now, free: false });
+            let later = known.as_ref().is_none_or(|known| page.epoch > known.epoch) && page.epoch > 0;
+            if later || (own && domain != 0 && known.as_ref().is_some_and(|known| known.domain == domain)) {
+                let PageFound { slot, epoch, identity, left, .. } = *page;
+                let (domain, by) = if own { (domain, by) } else { (page.domain, Taker::default()) };
+                let free = left && !own;
+                self.pages.insert(slot, Page { identity, domain, epoch, given: now, free, by });
+            } else if let Some(known) = known
+                && (page.left, page.epoch, page.identity) == (true, known.epoch, known.identity)
+            {
+                known.free = true;
             }
             if page.locked {
                 locked.insert(page.slot);
@@ -299,10 +337,22 @@ impl Pool {
                 page.identity = 0;
             }
         }
+        locked
+    }
+
+    fn take_page(
+        &mut self,
+        now: Instant,
+        wanted: &PageWanted,
+        found: &[PageFound],
+        (by, limits): (Taker, PageLimits),
+    ) -> Result<Result<(u32, u64), NoPage>, ErrorCode> {
+        let PageWanted { pages, identity, domain, .. } = *wanted;
+        let locked = self.note(now, wanted, found, by);
         let own = self.pages.iter_mut().find(|(slot, page)| page.identity == identity && **slot < pages);
         if let Some((slot, page)) = own {
             // It has not ended, whatever an operator has said.
-            page.free = false;
+            (page.free, page.by) = (false, by);
             return Ok(Ok((*slot, page.epoch)));
         }
         let may = |slot: &u32| {
@@ -310,17 +360,34 @@ impl Pool {
             !locked.contains(slot)
                 && page.is_none_or(|page| page.free || (domain != 0 && page.domain == domain))
         };
+        // At a limit, a page may only take the place of another one that counts.
+        let counts = |page: &Page, of_session: bool| match of_session {
+            true => !page.free && by.session != 0 && page.by.session == by.session,
+            false => !page.free && by.tenant.is_some() && page.by.tenant == by.tenant,
+        };
+        let is_full = |of_session, most: u32| {
+            self.pages.values().filter(|page| counts(page, of_session)).count() >= most as usize
+        };
+        let full = (is_full(true, limits.of_session), is_full(false, limits.of_tenant));
+        let within = |slot: &u32| {
+            let in_place = |of_session| self.pages.get(slot).is_some_and(|page| counts(page, of_session));
+            (!full.0 || in_place(true)) && (!full.1 || in_place(false))
+        };
         let settled = |slot: &u32| self.pages.get(slot).is_some_and(|page| now >= page.given + SETTLES);
         let unused = |slot: &u32| !self.pages.contains_key(slot);
-        let all = || (0..pages).filter(may);
+        let all = || (0..pages).filter(may).filter(within);
         // A page of a process that has ended first: owners may be waiting for it to be taken.
         let chosen = all().find(settled).or_else(|| all().find(unused)).or_else(|| all().next());
         let Some(slot) = chosen else {
+            let pages_max = if full.0 { limits.of_session } else { limits.of_tenant };
+            if full.0 || full.1 {
+                return Ok(Err(NoPage::Limited { of_connection: full.0, pages_max }));
+            }
             let elsewhere = self.pages.values().filter(|page| page.domain != domain || domain == 0);
-            return Ok(Err(elsewhere.count() as u32));
+            return Ok(Err(NoPage::Full(elsewhere.count() as u32)));
         };
         let epoch = self.next_epoch()?;
-        self.pages.insert(slot, Page { identity, domain, epoch, given: now, free: false });
+        self.pages.insert(slot, Page { identity, domain, epoch, given: now, free: false, by });
         Ok(Ok((slot, epoch)))
     }
 }

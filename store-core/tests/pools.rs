@@ -130,7 +130,7 @@ fn a_master_without_state_learns_from_the_pool_what_was_given_before() {
     // A process of another domain, which another lineage has given the extents, keeps them.
     assert!(claim(&mut master, &ExtentsWanted { above: 95, owned_elsewhere: true, ..node }).is_err());
 
-    let of = |slot, epoch, identity| PageFound { slot, epoch, identity, locked: false };
+    let of = |slot, epoch, identity| PageFound { slot, epoch, identity, ..PageFound::default() };
     let records = [of(0, 100, 5), of(1, 101, 6)];
     assert_eq!(take(&mut master, &page(6, 10), &records), given(1, 101), "it has that page");
     assert_eq!(take(&mut master, &page(8, 20), &records), PageGiven::Full { elsewhere: 2 }, "no proof");
@@ -148,7 +148,8 @@ fn pages_go_to_another_process_of_the_same_host_when_no_other_one_has_locked_the
     assert_eq!(take(&mut master, &page(1, 10), &[]), given(0, first));
     assert_eq!(take(&mut master, &page(2, 20), &[]), given(1, first + 1));
     assert_eq!(take(&mut master, &page(3, 30), &[]), PageGiven::Full { elsewhere: 2 });
-    let locked = |slot, epoch, identity| PageFound { slot, epoch, identity, locked: true };
+    let locked =
+        |slot, epoch, identity| PageFound { slot, epoch, identity, locked: true, ..PageFound::default() };
     assert_eq!(take(&mut master, &page(3, 20), &[locked(1, first + 1, 2)]), PageGiven::Full { elsewhere: 1 });
     let free = |slot, epoch, identity| PageFound { locked: false, ..locked(slot, epoch, identity) };
     assert_eq!(take(&mut master, &page(3, 20), &[free(1, first + 1, 2)]), given(1, first + 2));
@@ -230,7 +231,7 @@ fn a_record_that_an_owner_of_another_lineage_has_written_late_is_no_proof_for_wh
 fn no_request_leaves_too_few_epochs_for_later_ones() {
     let mut master = master();
     let limit = POOL_EPOCHS_AHEAD << 31;
-    let of = |epoch| PageFound { slot: 1, epoch, identity: 9, locked: false };
+    let of = |epoch| PageFound { slot: 1, epoch, identity: 9, ..PageFound::default() };
     let digest = master.digest();
     for epoch in [limit + 1, u64::MAX] {
         let found = [of(epoch)].into_iter();
@@ -299,7 +300,7 @@ fn bad_requests_are_refused_and_change_nothing() {
     ] {
         assert_eq!(master.claim_extents(NOW, &bad), Err(ErrorCode::InvalidParams), "{bad:?}");
     }
-    let found = PageFound { slot: 0, epoch: 1, identity: 1, locked: false };
+    let found = PageFound { slot: 0, epoch: 1, identity: 1, ..PageFound::default() };
     for (wanted, found) in [
         (PageWanted { identity: 0, ..page(1, 1) }, vec![]),
         (PageWanted { pages: 0, ..page(1, 1) }, vec![]),
@@ -376,4 +377,96 @@ fn a_standby_and_a_snapshot_know_who_has_what() {
     let (mut master, _) = restored.lead(false);
     assert_eq!(claim(&mut master, &wanted(1, 10, 0, 4)), Ok(1));
     assert!(claim(&mut master, &wanted(2, 20, 0, 4)).is_err());
+}
+
+#[test]
+fn a_master_without_state_gives_pages_of_processes_that_have_ended_as_their_host_or_they_themselves_say() {
+    let of = |slot, identity, domain| PageFound {
+        slot,
+        epoch: 100 + u64::from(slot),
+        identity,
+        domain,
+        ..PageFound::default()
+    };
+    let full = |elsewhere| PageGiven::Full { elsewhere };
+    let locked = |found| PageFound { locked: true, ..found };
+    // No process of the host holds the lock that the process has held there.
+    let mut master = master();
+    let records = [of(0, 1, 10), of(1, 2, 20)];
+    assert_eq!(take(&mut master, &page(8, 30), &records), full(2), "another host sees no locks");
+    assert_eq!(take(&mut master, &page(8, 0), &records), full(2), "an unknown one neither");
+    assert_eq!(take(&mut master, &page(8, 10), &[locked(records[0]), records[1]]), full(1), "it is alive");
+    assert_eq!(take(&mut master, &page(8, 10), &records), given(0, 102));
+    assert_eq!(take(&mut master, &page(9, 20), &records), given(1, 103));
+    // A page whose process never held a lock stays with the operator.
+    let mut master = self::master();
+    let records = [of(0, 1, 0), of(1, 2, 0)];
+    assert_eq!(take(&mut master, &page(8, 10), &records), full(2));
+    assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 0, epoch: 100 }), Ok(()));
+    assert_eq!(take(&mut master, &page(8, 10), &records), given(0, 102));
+    // A process has given its page back, and the record says so to every host.
+    let mut master = self::master();
+    let left = PageFound { left: true, ..of(1, 2, 20) };
+    assert_eq!(take(&mut master, &page(8, 30), &[of(0, 1, 10), left]), given(1, 102));
+    // The record that is there until the new process writes its own says nothing about that one.
+    assert_eq!(take(&mut master, &page(9, 40), &[of(0, 1, 10), left]), full(2));
+    // Also when the master knows it.
+    let now = PageFound { epoch: 102, ..PageFound { left: true, ..of(1, 8, 30) } };
+    assert_eq!(take(&mut master, &page(9, 40), &[of(0, 1, 10), now]), given(1, 103));
+}
+
+/// Asks for a page over a connection.
+fn take_over(
+    master: &mut Master,
+    session: &mut Session,
+    wanted: &PageWanted,
+) -> Result<PageGiven, ErrorCode> {
+    let (mut request, mut out) = (Vec::new(), Vec::new());
+    TakePage::encode_request(&mut request, 1, wanted, std::iter::empty()).unwrap();
+    master.handle(NOW, session, &Frame::parse(&request).unwrap().unwrap().0, &mut out);
+    TakePage::decode_response(&Frame::parse(&out).unwrap().unwrap().0).map(|(given, _)| given)
+}
+
+#[test]
+fn neither_a_connection_nor_a_tenant_takes_every_page_of_a_pool() {
+    let limits = |session, tenant| MasterConfig {
+        session_pool_pages_max: session,
+        tenant_pool_pages_max: tenant,
+        ..MasterConfig::default()
+    };
+    let limited = |of_connection, pages_max| Ok(PageGiven::Limited { of_connection, pages_max });
+    let slot = |given: Result<PageGiven, _>| match given {
+        Ok(PageGiven::Given { slot, .. }) => Some(slot),
+        _ => None,
+    };
+    // Each identity of another domain: none of them proves that another one has ended.
+    let of = |identity| PageWanted { pages: 8, ..page(identity, identity) };
+    let mut master = Master::new(limits(2, 1_024)).unwrap();
+    let (mut greedy, mut other) = (Session::default(), Session::default());
+    assert_eq!((1..=2).map(|no| slot(take_over(&mut master, &mut greedy, &of(no)))).count(), 2);
+    assert_eq!(take_over(&mut master, &mut greedy, &of(3)), limited(true, 2));
+    assert_eq!(slot(take_over(&mut master, &mut greedy, &of(2))), Some(1), "it has that one");
+    assert_eq!(slot(take_over(&mut master, &mut other, &of(4))), Some(2));
+    // Another pool has its own.
+    let elsewhere = PageWanted { pool: [9; 16], ..of(3) };
+    assert_eq!(slot(take_over(&mut master, &mut greedy, &elsewhere)), Some(0));
+    // A process of the same host that has ended leaves its page to the next one of the connection.
+    let next = PageWanted { domain: 1, ..of(5) };
+    assert_eq!(slot(take_over(&mut master, &mut greedy, &next)), Some(0));
+
+    // Over however many connections.
+    let mut master = Master::new(limits(1_024, 3)).unwrap();
+    for no in 1..=3 {
+        assert!(slot(take_over(&mut master, &mut Session::default(), &of(no))).is_some());
+    }
+    assert_eq!(take_over(&mut master, &mut Session::default(), &of(4)), limited(false, 3));
+    // What was given back makes room.
+    let freed = PageFreed { pool: POOL, slot: 1, epoch: 2 };
+    assert_eq!(master.free_page(&freed), Ok(()));
+    assert!(slot(take_over(&mut master, &mut Session::default(), &of(4))).is_some());
+    assert_eq!(take_over(&mut master, &mut Session::default(), &of(5)), limited(false, 3));
+    // Raised while the master serves.
+    for bad in [limits(0, 1), limits(1, 0), limits(1_025, 1), limits(1, 1_025)] {
+        assert!(bad.validate().is_err());
+    }
 }

@@ -38,6 +38,7 @@
 #![allow(unsafe_code, reason = "declares and forwards `register`, whose promise only the caller can make")]
 
 use alloc::boxed::Box;
+use alloc::string::String;
 
 use crate::{
     Access, Completion, Error, ErrorKind, Instant, MemSpan, MemoryKinds, RegionId, RemoteRegionId, Slice,
@@ -267,6 +268,13 @@ pub trait Transport: Memory {
     /// `NotFound`, `Stale`, `Full`.
     fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error>;
 
+    /// Why a region that is registered with remote rights is not exported over this fabric, for people;
+    /// `None` when it is, and for a fabric that does not say. Control path, as [`Memory::export`].
+    fn why_not_exported(&self, region: RegionId) -> Option<String> {
+        let _ = region;
+        None
+    }
+
     /// Whether an initiator with this identity has a connection to us, or maps our memory. An identity is a
     /// random number for one life of one engine; no engine has 0. An initiator that was
     /// [expelled](Self::expel) is not connected.
@@ -355,6 +363,9 @@ macro_rules! forward {
             }
             fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error> {
                 (**self).fence(token, remote)
+            }
+            fn why_not_exported(&self, region: RegionId) -> Option<String> {
+                (**self).why_not_exported(region)
             }
             fn is_connected(&self, peer: u64) -> bool {
                 (**self).is_connected(peer)

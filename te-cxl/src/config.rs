@@ -45,6 +45,12 @@ pub struct Config {
     /// Upper limit of slices that are accepted and not yet completed, 1 to 1,048,576. Default 4,096.
     #[serde(skip)]
     pub inflight_max: u32,
+    /// In the mode `flush`: the program promises that each line of which it writes a part has no other writer
+    /// meanwhile, such as a store whose allocations begin and end at lines. Offsets and lengths are then any:
+    /// the rest of a line that is not written whole is read from memory and stored with it. Default off: a
+    /// WRITE of a part of a line is refused.
+    #[serde(skip)]
+    pub sole_writer: bool,
     /// How peers identify this process, and expel it: the same for all transports of one engine. Default 0: a
     /// random one.
     #[serde(skip)]
@@ -58,12 +64,19 @@ impl Default for Config {
             pools: Vec::new(),
             peer_silence_ms_max: 5_000,
             inflight_max: 4_096,
+            sole_writer: false,
             identity: 0,
         }
     }
 }
 
 impl Config {
+    /// The granule of remote offsets and lengths, in bytes.
+    #[must_use]
+    pub const fn granule_bytes(&self) -> u32 {
+        if self.sole_writer { 1 } else { self.coherence.granule_bytes() }
+    }
+
     /// Checks every field against its limits.
     ///
     /// # Errors

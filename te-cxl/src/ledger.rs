@@ -305,6 +305,10 @@ pub fn first_user<L: Lines>(
     Ok(None)
 }
 
+/// Whether the process is known to have ended that has written what was read of a page. It is asked after the
+/// page was read: the page may be another process' by then.
+pub type Ended<'a> = &'a dyn Fn(u32) -> bool;
+
 /// The owner revokes a region. Returns whether no peer uses it, nor will; the owner calls it again until that
 /// is true.
 ///
@@ -316,9 +320,10 @@ pub fn revoke<L: Lines>(
     block: &Superblock,
     (extent, row): (u32, u32),
     number: u64,
+    ended: Ended<'_>,
 ) -> Result<bool, Fault> {
     write_line(lines, coherence, block.row_at(extent, row), Row::FREE.write())?;
-    is_unused(lines, coherence, block, number)
+    is_unused(lines, coherence, block, number, ended)
 }
 
 /// Whether no peer uses the region with this number.
@@ -330,8 +335,9 @@ pub fn is_unused<L: Lines>(
     coherence: Coherence,
     block: &Superblock,
     number: u64,
+    ended: Ended<'_>,
 ) -> Result<bool, Fault> {
-    let names = |_, used: Option<Use>| used.is_none_or(|used| used.number == number);
+    let names = |slot, used: Option<Use>| used.is_none_or(|used| used.number == number) && !ended(slot);
     Ok(first_user(lines, coherence, block, names)?.is_none())
 }
 
@@ -378,11 +384,13 @@ pub fn take<L: Lines>(
     block: &Superblock,
     fresh: &[OwnerRecord],
     (first, count): (u32, u32),
+    ended: Ended<'_>,
 ) -> Result<Option<u32>, Fault> {
     for owner in fresh {
         write_page(lines, coherence, block, owner)?;
     }
-    let touches = |_, used: Option<Use>| used.is_none_or(|used| used.touches(first, count));
+    let touches =
+        |slot, used: Option<Use>| used.is_none_or(|used| used.touches(first, count)) && !ended(slot);
     first_user(lines, coherence, block, touches)
 }
 

@@ -28,7 +28,7 @@
 //! | caches of different hosts | do not know of each other | are coherent, as the operator states |
 //! | WRITE | stores past the cache, `sfence` | plain copy |
 //! | READ | drops the lines from the cache, `mfence`, plain copy | plain copy |
-//! | offsets and lengths | multiples of 64 bytes | any |
+//! | offsets and lengths | multiples of 64 bytes; any, where each line has one writer ([`Config::sole_writer`]) | any |
 //! | runs on | x86_64 with CLFLUSH | every processor |
 //! | one-sided READ and WRITE | yes | yes |
 //! | exports | memory of extents that this process has claimed | the same |
@@ -48,9 +48,10 @@
 //!
 //! A slice ends within one call of `poll`. A peer writes into its own page what it uses while it copies; an
 //! owner that takes a region back looks there. So `deregister` is `Busy` while a peer is in the middle of a
-//! copy, also when that process is stopped. When it was killed, no host can see that: `deregister` stays
-//! `Busy` until the master gives the peer's page to another process, which it does when it knows that the
-//! process, or the host, can write no more.
+//! copy, also when that process is stopped. When it was killed, an owner of the same host sees that no
+//! process holds the lock that the peer held on its page, and does not wait for it. An owner of another host cannot
+//! see that: there `deregister` stays `Busy` until the master gives the peer's page to another process, which
+//! it does when it knows that the process, or the host, can write no more.
 //!
 //! # Limits
 //!
@@ -61,8 +62,8 @@
 //!   of which 47 can begin in one extent, and 65,536 remote regions. Extents of 2 MiB or a multiple; up to
 //!   1,024 peers of one pool.
 //! * In mode `flush`, bytes that this host writes into the pool by itself reach other hosts with
-//!   [`Pool::write_back`], and what other hosts wrote is read after [`Pool::refresh`]. The transport does
-//!   both for its own slices.
+//!   [`Pool::write_back`], and what other hosts wrote is read after [`Pool::refresh`]. [`Pool::read`] and
+//!   [`Pool::write`] do both, and so does the transport for its own slices.
 //! * In mode `flush`, the handshake of owners and peers assumes that a store past the cache is seen by the
 //!   loads of every other host once its host has fenced (`mfence`), dropped the line from its cache and read
 //!   it back. Writes to a CXL device are posted: no document of the processor promises when another host sees

@@ -120,6 +120,45 @@ pub fn put<L: Lines>(lines: &mut L, coherence: Coherence, at: u64, from: Local<'
     put
 }
 
+/// As [`put`], where caches are not coherent, for a range that need not be made of whole lines: the rest of
+/// its first and last line is read from memory and stored with them. No other host writes a part of these
+/// lines meanwhile; otherwise its bytes would be replaced by those that were there before.
+///
+/// # Errors
+/// As [`Lines::store`].
+pub fn put_parts<L: Lines>(lines: &mut L, at: u64, from: Local<'_>) -> Result<(), Fault> {
+    let len = from.len();
+    let to_line = (at.next_multiple_of(LINE) - at) as usize;
+    let head = to_line.min(len);
+    let body = (len - head) / LINE as usize * LINE as usize;
+    let parts = [(0, head, false), (head, body, true), (head + body, len - head - body, false)];
+    let mut put = Ok(());
+    for (offset, part_len, is_whole) in parts.into_iter().filter(|(_, len, _)| *len > 0) {
+        let part = from.part(offset, part_len).ok_or(Fault::RANGE);
+        let at = at + offset as u64;
+        put = part.and_then(|part| if is_whole { lines.nt_store(at, part) } else { merge(lines, at, part) });
+        if let Err(fault) = put {
+            put = Err(Fault { done: offset as u64 + fault.done, ..fault });
+            break;
+        }
+    }
+    // As in `put`.
+    lines.fence(Fence::Stores);
+    put
+}
+
+/// Stores a part of one line, and the rest of the line as it is in memory.
+fn merge<L: Lines>(lines: &mut L, at: u64, from: Local<'_>) -> Result<(), Fault> {
+    let (first, skip) = (at - at % LINE, (at % LINE) as usize);
+    let mut line = [0; LINE as usize];
+    // What this host has stored past the cache is in memory before the line is read.
+    lines.fence(Fence::Stores);
+    drop_stale(lines, first, LINE)?;
+    lines.load(first, Local::of(&mut line))?;
+    from.read(&mut line[skip..skip + from.len()]).map_err(|_| Fault { cause: Cause::Local, done: 0 })?;
+    lines.nt_store(first, Local::of(&mut line))
+}
+
 /// Reads bytes that another host has [put] before this call.
 ///
 /// # Errors

@@ -92,10 +92,12 @@ impl Owned {
         self.closing.insert(export.number);
         if !pool.is_still_owned(export)? {
             // The next owner's records refuse every peer; those that were inside before may still be.
-            return Ok(is_unused(lines, pool.coherence(), block, export.number)?);
+            return Ok(is_unused(lines, pool.coherence(), block, export.number, &|slot| {
+                pool.has_ended(slot)
+            })?);
         }
         let at = (export.first, export.row);
-        Ok(revoke(lines, pool.coherence(), block, at, export.number)?)
+        Ok(revoke(lines, pool.coherence(), block, at, export.number, &|slot| pool.has_ended(slot))?)
     }
 
     /// Forgets a region that no peer uses any more: its row can be used again.
@@ -139,7 +141,7 @@ impl Owned {
         let inside = |slot, used: Option<Use>| {
             let record = peer(&mut pool.lines(), block, slot).ok().flatten();
             let may_be = record.is_none_or(|record| record.identity == identity);
-            may_be && used.is_none_or(|used| self.rows.contains_key(&used.number))
+            may_be && used.is_none_or(|used| self.rows.contains_key(&used.number)) && !pool.has_ended(slot)
         };
         Ok(first_user(&mut pool.lines(), pool.coherence(), block, inside)?.is_none())
     }

@@ -17,7 +17,7 @@ use te_fabric::{OpenError, Region, Regions, RemoteRegion, RemoteRegions};
 use crate::config::{Coherence, Config};
 use crate::export::Export;
 use crate::ledger::{Grant, Guest, check, enter, leave, peer};
-use crate::lines::{Cause, Fault, LINE, Side, get, get_between, put, put_between};
+use crate::lines::{Cause, Fault, LINE, Side, get, get_between, put, put_between, put_parts};
 use crate::pool::{Found, Pool, PoolError, Seat, key_hash};
 use crate::sys::Pinned;
 
@@ -197,7 +197,7 @@ impl CxlTransport {
 
     /// Whether the slice can be carried out, as far as this side knows.
     fn check(&self, slice: &Slice) -> Result<(), Error> {
-        let granule = self.config.coherence.granule_bytes();
+        let granule = self.config.granule_bytes();
         if slice.len == 0 || slice.len > SLICE_BYTES_MAX {
             return Err(ErrorKind::InvalidArgument.into());
         }
@@ -205,8 +205,9 @@ impl CxlTransport {
             return Err(ErrorKind::InvalidArgument.into());
         }
         let local = self.regions.check_local(slice)?;
+        let own = u64::from(self.config.coherence.granule_bytes());
         if let Some((_, base)) = &local.ext.place
-            && !(base + slice.local.offset).is_multiple_of(u64::from(granule))
+            && !((base + slice.local.offset) | u64::from(slice.len)).is_multiple_of(own)
         {
             // The rest of the line may be another process's.
             return Err(ErrorKind::InvalidArgument.into());
@@ -260,6 +261,9 @@ impl CxlTransport {
             (Op::Read, Some((own, own_at))) => get_between(lines, at, local, (&mut own.lines(), own_at)),
             (Op::Write, Some((own, own_at))) => put_between(lines, at, local, (&mut own.lines(), own_at)),
             (Op::Read, None) => get(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
+            (Op::Write, None) if coherence == Coherence::Flush && self.config.sole_writer => {
+                put_parts(lines, at, local).map_err(|fault| (Side::Remote, fault))
+            }
             (Op::Write, None) => put(lines, coherence, at, local).map_err(|fault| (Side::Remote, fault)),
         };
         match copied {
@@ -501,7 +505,7 @@ impl Transport for CxlTransport {
             .with_inflight_max(self.config.inflight_max)
             .with_export_bytes_max(Export::BYTES as u32)
             .with_memory(KINDS)
-            .with_granule_bytes(self.config.coherence.granule_bytes())
+            .with_granule_bytes(self.config.granule_bytes())
     }
 
     fn submit(&mut self, batch: &[Slice]) -> Result<usize, Error> {

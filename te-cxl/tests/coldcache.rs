@@ -1,6 +1,6 @@
 //! The copies and the ledger on a model of hosts whose caches are not coherent
 //! ([`te_core::testkit::coldcache`], which says what it does not model), by seed. Each seed is one schedule
-//! of one of five cases.
+//! of one of seven cases.
 //!
 //! The default is 20,000 schedules; `SNOWSKIN_SEEDS=1000000 cargo test --release -p te-cxl --test coldcache`
 //! runs a million. Versions of the code that are broken on purpose have to be found within 10,000.
@@ -11,7 +11,7 @@ use te_core::testkit::{Rng, on_all_cores};
 use te_core::{Access, ErrorKind};
 use te_cxl::Coherence::Flush;
 use te_cxl::ledger::{Grant, Guest, enter, leave, revoke, take, write_line};
-use te_cxl::lines::{Cause, Fault, Fence, LINE, Lines, Local, get, put};
+use te_cxl::lines::{Cause, Fault, Fence, LINE, Lines, Local, drop_stale, get, put, put_parts};
 use te_cxl::pool::format::{OwnerRecord, Row, Superblock};
 
 /// How the code is broken.
@@ -31,12 +31,18 @@ enum Mutant {
     StoreFenceOnly,
     /// A new owner looks for peers first, and writes its records then.
     LookFirst,
+    /// A writer of a part of a line takes the rest of the line from its cache.
+    NoMergeFlush,
+    /// The owner of memory reads it as its cache has it.
+    NoOwnerRefresh,
 }
 
 const WITHIN: u64 = 10_000;
-const CASES: u64 = 5;
+const CASES: u64 = 7;
 const CLAIM: u64 = 3;
 const REVOKE: u64 = 4;
+const HANDED_OVER: u64 = 5;
+const SIDE_BY_SIDE: u64 = 6;
 
 /// The pool as one host of the model sees it. Offsets are those of the pool; the model has the first pages,
 /// and the beginning of the first extent.
@@ -246,6 +252,87 @@ fn half_lines(mut run: Schedule) -> Wrong {
     (run.in_memory(DATA, DATA_BYTES) != expected).then_some("a neighbour's bytes were replaced late")
 }
 
+/// Writes a range of any bytes, as a store does whose allocations begin and end at lines.
+fn write_parts(mutant: Mutant, steps: &mut Steps<'_>, at: u64, len: usize, byte: u8) {
+    let mutant = match mutant {
+        Mutant::NoMergeFlush => Mutant::NoReaderFlush,
+        Mutant::NoOwnerRefresh => Mutant::None,
+        other => other,
+    };
+    put_parts(&mut Host { steps, mutant }, at, Local::of(&mut vec![byte; len])).unwrap();
+}
+
+impl Schedule {
+    /// The owner of the memory, on host 2, reads all of it by its addresses, after `Pool::refresh`.
+    fn read_as_owner(&mut self) -> Vec<u8> {
+        let mutant = match self.mutant {
+            Mutant::NoOwnerRefresh => Mutant::NoReaderFlush,
+            Mutant::NoMergeFlush => Mutant::None,
+            other => other,
+        };
+        Process::new(2, |steps| {
+            let mut bytes = vec![0; DATA_BYTES];
+            let host = &mut Host { steps, mutant };
+            drop_stale(host, DATA, DATA_BYTES as u64).unwrap();
+            host.load(DATA, Local::of(&mut bytes)).unwrap();
+            bytes
+        })
+        .finish(&mut self.model)
+    }
+}
+
+/// A range is written by one host after the other, each a part that begins or ends in the middle of a line.
+fn handed_over(mut run: Schedule) -> Wrong {
+    let mutant = run.mutant;
+    let cut = 1 + run.rng.index(DATA_BYTES - 1);
+    for (host, from, to) in [(1, cut, DATA_BYTES), (0, 0, cut)] {
+        run.look(0);
+        run.look(2);
+        Process::new(host, |steps| write_parts(mutant, steps, DATA + from as u64, to - from, host as u8 + 1))
+            .finish(&mut run.model);
+        run.model.publish(host);
+    }
+    let mut expected = vec![1; cut];
+    expected.resize(DATA_BYTES, 2);
+    if run.read_as_owner() != expected {
+        return Some("a part that was written before is gone");
+    }
+    (run.in_memory(DATA, DATA_BYTES) != expected).then_some("a part was replaced late")
+}
+
+/// Two hosts write objects in neighbouring allocations at a time, each in two writes that meet in the middle
+/// of a line; the owner reads both, and the allocations are used again, by the other host.
+fn side_by_side(mut run: Schedule) -> Wrong {
+    let mutant = run.mutant;
+    let half = DATA_BYTES / 2;
+    let mut expected = vec![0; DATA_BYTES];
+    for round in 0..2 {
+        run.look(2);
+        let objects = [0, 1].map(|host| {
+            let len = 2 + run.rng.index(half - 2);
+            (host, DATA as usize + (host ^ round) * half, len, 1 + run.rng.index(len - 1))
+        });
+        let put = |(host, at, len, cut): (usize, usize, usize, usize)| {
+            Process::new(host, move |steps| {
+                let byte = (1 + host + 2 * round) as u8;
+                write_parts(mutant, steps, at as u64, cut, byte);
+                write_parts(mutant, steps, (at + cut) as u64, len - cut, byte);
+            })
+        };
+        let (mut first, mut second) = (put(objects[0]), put(objects[1]));
+        interleave(&mut run.rng, &mut run.model, &mut first, &mut second);
+        for (host, at, len, _) in objects {
+            run.model.publish(host);
+            let at = at - DATA as usize;
+            expected[at..at + len].fill((1 + host + 2 * round) as u8);
+        }
+        if run.read_as_owner() != expected {
+            return Some("an object is not what was put");
+        }
+    }
+    (run.in_memory(DATA, DATA_BYTES) != expected).then_some("an object was changed late")
+}
+
 fn interleave<A, B>(rng: &mut Rng, model: &mut ColdCache, a: &mut Process<'_, A>, b: &mut Process<'_, B>) {
     if rng.below(4) == 0 {
         // The first is stopped once, at some place, for as long as the second runs.
@@ -274,7 +361,7 @@ fn interleave<A, B>(rng: &mut Rng, model: &mut ColdCache, a: &mut Process<'_, A>
 /// An owner takes a region back while a peer begins to write it.
 fn revoke_and_write(run: Schedule) -> Wrong {
     taken_from_a_peer(run, ErrorKind::Stale, |host, _, number| {
-        revoke(host, Flush, &BLOCK, (0, 0), number).unwrap()
+        revoke(host, Flush, &BLOCK, (0, 0), number, &|_| false).unwrap()
     })
 }
 
@@ -284,10 +371,10 @@ fn claim_and_write(run: Schedule) -> Wrong {
         let next = OwnerRecord { incarnation: 6, epoch: 2, key_hash: [4; 16], ..OWNER };
         let fresh: &[OwnerRecord] = if attempt == 0 { &[next] } else { &[] };
         if host.mutant == Mutant::LookFirst {
-            let user = take(host, Flush, &BLOCK, &[], (0, 1)).unwrap();
-            return take(host, Flush, &BLOCK, fresh, (9, 0)).unwrap().or(user).is_none();
+            let user = take(host, Flush, &BLOCK, &[], (0, 1), &|_| false).unwrap();
+            return take(host, Flush, &BLOCK, fresh, (9, 0), &|_| false).unwrap().or(user).is_none();
         }
-        take(host, Flush, &BLOCK, fresh, (0, 1)).unwrap().is_none()
+        take(host, Flush, &BLOCK, fresh, (0, 1), &|_| false).unwrap().is_none()
     })
 }
 
@@ -367,8 +454,10 @@ fn schedule(seed: u64, mutant: Mutant) -> Wrong {
         0 => publish_and_read(run),
         1 => reuse(run),
         2 => half_lines(run),
-        3 => claim_and_write(run),
-        _ => revoke_and_write(run),
+        CLAIM => claim_and_write(run),
+        REVOKE => revoke_and_write(run),
+        HANDED_OVER => handed_over(run),
+        _ => side_by_side(run),
     }
 }
 
@@ -396,13 +485,25 @@ fn a_reader_that_does_not_flush_is_found() {
 
 #[test]
 fn a_writer_that_does_not_fence_is_found() {
-    println!("publish {}, reuse {}", found(Mutant::NoStoreFence, &[0]), found(Mutant::NoStoreFence, &[1]));
+    let found = |case| found(Mutant::NoStoreFence, &[case]);
+    println!("publish {}, reuse {}, handed over {}", found(0), found(1), found(HANDED_OVER));
 }
 
 #[test]
 fn a_writer_with_cached_edges_is_found() {
     let found = |case| found(Mutant::CachedEdges, &[case]);
     println!("publish {}, reuse {}, half lines {}", found(0), found(1), found(2));
+}
+
+#[test]
+fn a_writer_of_a_part_that_takes_the_rest_from_its_cache_is_found() {
+    println!("handed over {}", found(Mutant::NoMergeFlush, &[HANDED_OVER]));
+}
+
+#[test]
+fn an_owner_that_reads_its_memory_from_its_cache_is_found() {
+    let found = |case| found(Mutant::NoOwnerRefresh, &[case]);
+    println!("handed over {}, side by side {}", found(HANDED_OVER), found(SIDE_BY_SIDE));
 }
 
 #[test]

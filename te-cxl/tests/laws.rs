@@ -631,3 +631,63 @@ fn a_peer_whose_page_another_process_has_written_moves_no_byte_any_more() {
         assert_eq!(run(&mut ends.peer, slice(3, Op::Write, 0, 64)).result, Ok(()));
     }
 }
+
+#[test]
+fn a_sole_writer_of_its_lines_writes_parts_of_them_and_changes_no_other_byte() {
+    let mut ends = Ends::new(Flush);
+    let pool = ends.file.open(Flush);
+    let seat = Some(Seat { slot: 2, epoch: ends.file.epoch() });
+    let config = Config { sole_writer: true, identity: 0x3333, ..Config::default() };
+    let mut peer = CxlTransport::new(config, vec![Mount { pool: pool.clone(), seat }]).unwrap();
+    assert_eq!(peer.capabilities().granule_bytes, 1);
+    let bytes: Vec<u8> = (0..400_u32).map(|at| at as u8 | 1).collect();
+    let here = leaked(400, 0);
+    poke(here, 0, &bytes);
+    register(&mut peer, REGION, here, Access::LOCAL);
+    peer.attach(REMOTE, &export(&ends.owner, REGION)).unwrap();
+    for (at, len) in [(0, 1), (63, 2), (64, 64), (65, 62), (10, 54), (1, 399), (100, 28), (128, 200)] {
+        let mut expected = vec![0xAA; 512];
+        poke(ends.there, 0, &expected);
+        let moved = |op| Slice {
+            token: Token(1),
+            local: RegionOffset::new(REGION, 0),
+            remote: RemoteOffset::new(REMOTE, at),
+            len: len as u32,
+            op,
+        };
+        assert_eq!(run(&mut peer, moved(Op::Write)), Completion::applied(Token(1)));
+        expected[at as usize..at as usize + len].copy_from_slice(&bytes[..len]);
+        assert_eq!(peek(ends.there, 0, 512), expected, "{len} bytes at {at}");
+        poke(here, 0, &vec![0; 400]);
+        assert_eq!(run(&mut peer, moved(Op::Read)), Completion::applied(Token(1)));
+        assert_eq!(peek(here, 0, len), &bytes[..len]);
+        poke(here, 0, &bytes);
+    }
+    // Its own memory in a pool is still made of whole lines.
+    let ours = pool.claim(ends.file.claim(2, 1, 9)).unwrap();
+    let own = RegionId::new(1, 1);
+    register(&mut peer, own, ours, Access::LOCAL);
+    for (offset, len) in [(0, 63), (1, 64)] {
+        let local = RegionOffset::new(own, offset);
+        let slice = Slice { local, ..slice(1, Op::Read, 0, len) };
+        assert_eq!(peer.submit(&[slice]).unwrap_err().kind, ErrorKind::InvalidArgument);
+    }
+    // What a process writes into its extents by itself.
+    for (at, len) in [(0, 1), (63, 2), (7, 9_000)] {
+        let bytes: Vec<u8> = (0..len as u32).map(|at| (at % 253) as u8).collect();
+        pool.write(ours, at, &bytes).unwrap();
+        let mut found = vec![0; len];
+        pool.read(ours, at, &mut found).unwrap();
+        assert!(found == bytes && peek(ours, at, len) == bytes, "{len} bytes at {at}");
+    }
+    assert!(matches!(pool.write(ours, 2 * MIB - 1, &[0; 2]), Err(PoolError::Outside)));
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&ends.file.fd));
+    let to_read = Pool::open_to_read(std::path::Path::new(&path), Flush, None).unwrap();
+    let theirs = to_read.claim(ends.file.claim(3, 1, 9)).unwrap();
+    let refused = to_read.write(theirs, 0, &[0]);
+    assert!(matches!(refused, Err(PoolError::Memory(error)) if error.kind == ErrorKind::AccessDenied));
+    assert!(matches!(pool.read(ours, 2 * MIB, &mut [0]), Err(PoolError::Outside)));
+    peer.deregister(own).unwrap();
+    peer.deregister(REGION).unwrap();
+    ends.peer.detach(REMOTE).unwrap();
+}

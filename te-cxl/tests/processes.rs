@@ -15,7 +15,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use te_core::{Access, Completion, ErrorKind, Instant, MemSpan, Memory, Op, RegionId, Token, Transport};
 use te_cxl::Coherence::{self, Flush, Hardware};
-use te_cxl::{Claim, Config, CxlTransport, Mount, Pool, Seat};
+use te_cxl::{Claim, Config, CxlTransport, Mount, Part, Pool, Seat};
 use te_fabric::testkit::{Process, bytes_of, eventually, hex};
 
 /// What the other process is to be: role, mode, path of the pool, slot, epoch, export.
@@ -33,6 +33,8 @@ fn other_process() {
     let coherence = if parts[1] == "flush" { Flush } else { Hardware };
     let pool = Pool::open(Path::new(parts[2]), coherence, None).unwrap();
     let (slot, epoch) = (parts[3].parse().unwrap(), parts[4].parse().unwrap());
+    // As processes of a store do, before they use a page.
+    assert!(!parts[0].starts_with("locked") || pool.lock(Part::Page(slot)).unwrap());
     let config = Config { coherence, identity: WRITER, ..Config::default() };
     let mount = Mount { pool: pool.clone(), seat: Some(Seat { slot, epoch }) };
     let mut transport = CxlTransport::new(config, vec![mount]).unwrap();
@@ -204,6 +206,40 @@ fn the_range_of_a_writer_that_was_killed_is_free_once_its_page_has_another_proce
         }
     }
     panic!("no writer was killed in the middle of a copy");
+}
+
+#[test]
+fn the_range_of_a_writer_that_was_killed_is_free_at_once_where_the_lock_on_its_page_is_seen() {
+    for coherence in [Flush, Hardware] {
+        let mut inside = false;
+        for _round in 0..200 {
+            let (file, mut owner, there) = owner(coherence);
+            let mut writer = Other::start("locked-writer", coherence, &file, 1, &export(&owner, REGION));
+            writer.line("writing");
+            writer.stop();
+            let next = file.open(coherence);
+            let claim = file.claim(0, 1, 8);
+            if owner.deregister(REGION).is_err() {
+                inside = true;
+                // Stopped, it may go on.
+                assert_eq!(owner.deregister(REGION).unwrap_err().kind, ErrorKind::Busy);
+                assert_eq!(owner.expel(WRITER, te_core::ExpelMode::Force), Ok(false));
+                assert!(matches!(next.claim(claim), Err(te_cxl::PoolError::InUse { peer: 1 })));
+            }
+            kill(writer.pid(), Signal::SIGKILL).unwrap();
+            writer.process.0.wait().unwrap();
+            if inside {
+                // Another owner of this host has the same proof, and so has one that expels.
+                next.claim(claim).unwrap();
+                assert_eq!(owner.expel(WRITER, te_core::ExpelMode::Force), Ok(true));
+                assert_eq!(owner.deregister(REGION), Ok(()));
+                poke(there, 0, &vec![NEW; SLICE as usize]);
+                assert_eq!(peek(there, 0, SLICE as usize), vec![NEW; SLICE as usize], "a late write");
+                break;
+            }
+        }
+        assert!(inside, "no writer was killed in the middle of a copy");
+    }
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::notifier::Notifier;
 use crate::payload::{Abandoned, Payload};
 use crate::region::{Populate, SharedRegion};
 use crate::request::{
-    Expulsion, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, SubmitOptions,
+    Expulsion, LeftOut, Liveness, LocalAddr, Notification, RemoteRegion, SegmentHandle, Stats, SubmitOptions,
     TransferRequest,
 };
 use crate::transfer::{Shared, Transfer};
@@ -527,6 +527,12 @@ impl TransferEngine {
         stats.leaked_buffers = self.0.link.leaked_buffers.load(Ordering::Relaxed);
         stats.leaked_bytes = self.0.link.leaked_bytes.load(Ordering::Relaxed);
         stats
+    }
+
+    /// The regions that a rail has refused, or does not export, and why: see [`Engine::left_out`].
+    #[must_use]
+    pub fn left_out(&self) -> Vec<LeftOut> {
+        self.call(|engine| engine.left_out()).unwrap_or_default()
     }
 
     fn transfer_buffer<B: Buffer>(

@@ -138,8 +138,8 @@ pub use metadata::{
 pub use payload::Payload;
 pub use region::{Populate, SharedRegion};
 pub use request::{
-    BatchReport, Expulsion, Liveness, LocalAddr, Notification, RailStats, RemoteRegion, RequestStatus,
-    SegmentHandle, Stats, SubmitOptions, TransferRequest,
+    BatchReport, Expulsion, LeftOut, Liveness, LocalAddr, Notification, RailStats, RemoteRegion,
+    RequestStatus, SegmentHandle, Stats, SubmitOptions, TransferRequest,
 };
 #[cfg(feature = "cxl")]
 pub use te_cxl as cxl;

@@ -39,7 +39,7 @@ impl SharedRegion {
         Self { id, memory: Kept::Shared(memory) }
     }
 
-    /// A region of extents whose bytes this process can read and write as they are.
+    /// A region of extents.
     #[cfg(feature = "cxl")]
     pub(crate) fn in_pool(id: RegionId, pool: Arc<te_cxl::Pool>, span: MemSpan) -> Self {
         Self { id, memory: Kept::Pool(pool, span) }
@@ -75,7 +75,8 @@ impl SharedRegion {
     }
 
     /// Access to the bytes, which are copied in and out. In a child after a fork every access is
-    /// `OutOfRange`. Memory of a CXL pool that fails ends the process.
+    /// `OutOfRange`, and so is one to a CXL pool in the mode `flush`, which is [read](Self::read) and
+    /// [written](Self::write). Memory of a CXL pool that fails ends the process.
     #[must_use]
     pub fn view(&self) -> VolatileSpan<'_> {
         match &self.memory {
@@ -115,7 +116,7 @@ impl SharedRegion {
         let is_forked = match &self.memory {
             Kept::Shared(memory) => memory.is_forked(),
             #[cfg(feature = "cxl")]
-            Kept::Pool(..) => self.view().is_empty(),
+            Kept::Pool(pool, _) => pool.is_forked(),
         };
         if is_forked { Err(ErrorKind::Forked.into()) } else { Ok(()) }
     }
@@ -129,22 +130,62 @@ impl SharedRegion {
         }
     }
 
-    /// Copies bytes out.
-    ///
-    /// # Errors
-    /// `OutOfRange`, `Forked`; nothing was copied.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        self.here()?;
-        self.view().read(offset, out)
+    /// Whether only [`read`](Self::read) and [`write`](Self::write) of this process, and the fabric of pools,
+    /// may touch the bytes: it is memory of a CXL pool in the mode `flush`.
+    #[must_use]
+    pub fn is_apart(&self) -> bool {
+        self.span().location() == te_core::Location::Pool
     }
 
-    /// Copies bytes in.
+    /// Copies bytes out. Of a CXL pool: as they are in memory, whatever this host's caches hold.
     ///
     /// # Errors
-    /// `OutOfRange`, `Forked`; nothing was copied.
+    /// `OutOfRange`, `Forked`; nothing was copied. Memory of a CXL pool that fails: `Corrupt`, `Rail`.
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.here()?;
+        match &self.memory {
+            Kept::Shared(memory) => memory.view().read(offset, out),
+            #[cfg(feature = "cxl")]
+            Kept::Pool(pool, span) => pool.read(*span, offset, out).map_err(|error| of_pool(&error)),
+        }
+    }
+
+    /// Copies bytes in. Those of a CXL pool are seen by all hosts afterwards; lines of the cache, 64 bytes
+    /// each, of which they are a part have no other writer meanwhile.
+    ///
+    /// # Errors
+    /// `OutOfRange`, `Forked`; nothing was copied. Memory of a CXL pool that fails: `Corrupt`, `Rail`.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {
         self.here()?;
-        self.view().write(offset, bytes)
+        match &self.memory {
+            Kept::Shared(memory) => memory.view().write(offset, bytes),
+            #[cfg(feature = "cxl")]
+            Kept::Pool(pool, span) => pool.write(*span, offset, bytes).map_err(|error| of_pool(&error)),
+        }
+    }
+
+    /// Makes code that reads these bytes by their addresses (the kernel, a device) find what peers have
+    /// written before this call. It changes nothing but for a CXL pool in the mode `flush`, where it drops
+    /// what this host's caches hold of them.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn refresh(&self, offset: u64, len: u64) -> Result<(), Error> {
+        self.here()?;
+        match (&self.memory, self.span().part(offset, len)?) {
+            (Kept::Shared(_), _) => Ok(()),
+            #[cfg(feature = "cxl")]
+            (Kept::Pool(pool, _), part) => pool.refresh(part).map_err(|error| of_pool(&error)),
+        }
+    }
+}
+
+#[cfg(feature = "cxl")]
+fn of_pool(error: &te_cxl::PoolError) -> Error {
+    match error {
+        te_cxl::PoolError::Outside => ErrorKind::OutOfRange.into(),
+        te_cxl::PoolError::Memory(error) => *error,
+        other => other.kind().into(),
     }
 }
 

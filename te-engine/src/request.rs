@@ -255,6 +255,23 @@ pub struct RailStats {
     pub slowdowns: u64,
 }
 
+/// A region that a rail does not serve as it could, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LeftOut {
+    /// The region.
+    pub region: RegionId,
+    /// The name of the fabric.
+    pub fabric: &'static str,
+    /// As [`RailStats::device`].
+    pub device: String,
+    /// Whether it is registered there: then it can be the local side of requests, and peers do not reach it
+    /// over this rail.
+    pub registered: bool,
+    /// The reason, for people.
+    pub why: String,
+}
+
 /// Counters of an engine, since it started, and gauges.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]

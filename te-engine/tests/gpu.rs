@@ -174,3 +174,33 @@ fn device_memory_of_another_engine_is_reached_without_a_network() {
     ours.unregister(source).unwrap();
     theirs.unregister(there).unwrap();
 }
+
+#[test]
+#[cfg(all(feature = "nvlink", feature = "tcp"))]
+#[allow(unsafe_code, reason = "the test keeps the buffers until they are unregistered")]
+fn why_memory_is_not_exported_over_nvlink_is_in_the_list_of_what_is_left_out() {
+    let library = fake_driver();
+    let (gpu, location) = device(library.clone());
+    let engine = engine(library, "nvlink,tcp").unwrap();
+    let (device, shared) =
+        (gpu.allocate(location, LEN).unwrap(), engine.alloc_shared(LEN, EVERYTHING).unwrap());
+    let heap = vec![0_u8; LEN].into_boxed_slice();
+    let heap = MemSpan::new(Box::into_raw(heap).cast(), LEN);
+    // SAFETY: the buffer is dropped after the engine has unregistered it, and the heap is never freed.
+    let (exported, private, not_shared) = unsafe {
+        let exported = engine.register(host_span(&device), EVERYTHING).unwrap();
+        let part = MemSpan::new(heap.as_ptr(), LEN / 2);
+        let private = engine.register(part, Access::LOCAL).unwrap();
+        let rest = MemSpan::new(heap.as_ptr().wrapping_add(LEN / 2), LEN / 2);
+        (exported, private, engine.register(rest, EVERYTHING).unwrap())
+    };
+    let left_out = engine.left_out();
+    let [only] = &left_out[..] else { panic!("{left_out:?}") };
+    assert_eq!((only.region, only.fabric, only.registered), (not_shared, "nvlink", true));
+    assert!(only.why.contains("not in a memory file"), "{}", only.why);
+    engine.unregister(not_shared).unwrap();
+    assert_eq!(engine.left_out(), []);
+    engine.unregister(exported).unwrap();
+    engine.unregister(private).unwrap();
+    drop(shared);
+}

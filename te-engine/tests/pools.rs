@@ -159,3 +159,25 @@ fn an_engine_says_which_pool_it_cannot_open_and_starts_without_any_if_none_is_na
     std::fs::remove_file(&empty).unwrap();
     assert!(error.contains("snowskin cxl format"), "{error}");
 }
+
+#[test]
+fn extents_without_coherent_caches_are_registered_and_read_past_the_cache() {
+    let file = PoolFile::new("claimed");
+    let engine = start("cxl,tcp", &file.0, Coherence::Flush).unwrap();
+    let span = claim(&engine);
+    let region = engine.register_claimed(&engine.pools()[0], span, EVERYTHING).unwrap();
+    assert!(region.is_apart() && region.view().is_empty());
+    let content = pattern(5, 1_000);
+    region.write(77, &content).unwrap();
+    let mut found = vec![0; 1_000];
+    region.read(77, &mut found).unwrap();
+    assert_eq!(found, content);
+    let before = engine.pools()[0].refreshed_bytes();
+    region.refresh(77, 1_000).unwrap();
+    assert_eq!(engine.pools()[0].refreshed_bytes() - before, 1_000);
+    let end = region.len() as u64;
+    for refused in [region.read(end, &mut [0]), region.write(end, &[0]), region.refresh(end, 1)] {
+        assert_eq!(refused.unwrap_err().kind, ErrorKind::OutOfRange);
+    }
+    engine.unregister(region.id()).unwrap();
+}

@@ -67,7 +67,8 @@
 //! * Up to 20 warnings about other processes are written to the log in a minute.
 //! * Other hosts of an NVLink domain are not reached: there is no control connection to them. Within the
 //!   host, memory whose only handle is a fabric handle is shared by it, where the process has an IMEX
-//!   channel; [`NvlinkTransport::not_exported`] says why memory is not exported.
+//!   channel; [`NvlinkTransport::not_exported`] says why memory is not exported, as does
+//!   [`te_core::Transport::why_not_exported`], from which engines list it.
 //! * A remote region is mapped for one device, which does all copies from and to it: the one that has the
 //!   memory, if this process has registered memory of it, or else a registered one that reaches it. Local
 //!   memory of a further device is copied by that device, over PCIe where it has no direct way.

@@ -708,6 +708,11 @@ impl Transport for NvlinkTransport {
         Ok(())
     }
 
+    fn why_not_exported(&self, region: RegionId) -> Option<String> {
+        let why = self.not_exported(region).ok()??;
+        (why != NotExported::Private).then(|| why.to_string())
+    }
+
     fn is_connected(&self, peer: u64) -> bool {
         peer != 0 && self.owner.is_connected(peer)
     }

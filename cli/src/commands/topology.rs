@@ -15,6 +15,7 @@ use te_host::topology::{HwlocSource, read_hwloc};
 
 use crate::dax::Dax;
 use crate::exit::{EXIT_CODES, Exit, Failure};
+use crate::nvme::Controller;
 use crate::{Outcome, output};
 
 const AFTER_HELP: &str = "Examples:
@@ -32,12 +33,14 @@ JSON, one object:
   copies     [{gpu, to_device_gb_s, to_host_gb_s, paths, error}]   with --gpu: GB/s of copies between a GPU and
              host memory, the path of a copy for each size and number of copies, and why a GPU was not measured
   dax        [{name, bytes, numa_node, mode}]            CXL memory; mode is devdax, system-ram or unused
+  nvme       [{name, transport, address, nqn, state, namespaces: [{name, nsid, bytes, block_bytes}]}]
+             controllers that the kernel's initiator reaches over a network; not those of this host's PCIe
              pci is {address, root, bridges}, link is {lanes, lanes_max, mt_per_s, mt_per_s_max}; both may be null
   distances  [{location, nic, distance, penalty_percent}]
   matrix     {location: [[preferred NICs], [secondary NICs]]}
   warnings   [text]";
 
-/// Show NUMA nodes, NICs, GPUs and CXL memory, and which NICs serve which memory
+/// Show NUMA nodes, NICs, GPUs, CXL memory and NVMe over Fabrics, and which NICs serve which memory
 ///
 /// Reads sysfs. The engine uses the same information when it has several NICs to choose from.
 #[derive(Debug, clap::Args)]
@@ -74,6 +77,8 @@ struct Shown {
     is_written: bool,
     /// CXL memory.
     dax: Vec<Dax>,
+    /// What the kernel reaches by NVMe over Fabrics.
+    nvme: Vec<Controller>,
     /// What was measured of each GPU, or why it was not; `None` where it was not asked for.
     copies: Option<Vec<(String, Result<Copies, String>)>>,
 }
@@ -106,6 +111,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         matrix,
         is_written: args.file.is_some(),
         dax: Dax::list(&args.sysfs),
+        nvme: Controller::list(&args.sysfs),
         #[cfg(any(feature = "cuda", feature = "hip"))]
         copies: args.gpu.then(copies::measure),
         #[cfg(not(any(feature = "cuda", feature = "hip")))]

@@ -177,7 +177,7 @@ fn apply_removed(
         // Where a hash stands for several blocks, the owner has at most one of them.
         keys.extend(removed.hashes.iter().flat_map(|hash| state.learned.get(*hash)));
         gone = state.index.removed(owner, keys) as u64;
-        state.forgot = true;
+        state.unswept = usize::MAX;
     }
     publisher.counters.removed += gone;
     publisher.counters.removed_unknown += (removed.hashes.len() as u64).saturating_sub(gone);

@@ -33,8 +33,8 @@ pub(super) struct ContextState {
     pub(super) learned: Learned,
     pub(super) owners: Vec<Option<Owner>>,
     pub(super) ranks: Vec<Option<Rank>>,
-    /// Blocks may have left the index, so that learnt hashes may be swept.
-    pub(super) forgot: bool,
+    /// Learnt hashes to look at, since blocks left the index after their last visit.
+    pub(super) unswept: usize,
 }
 
 impl ContextState {
@@ -45,7 +45,7 @@ impl ContextState {
             learned: Learned::new(settings.learned_max),
             owners: Vec::new(),
             ranks: Vec::new(),
-            forgot: false,
+            unswept: 0,
         }
     }
 
@@ -95,7 +95,7 @@ impl ContextState {
         for (_, owner) in rank.tiers.iter().flatten() {
             self.index.cleared(*owner);
         }
-        self.forgot = true;
+        self.unswept = usize::MAX;
     }
 
     pub(super) fn serve_rank(&mut self, rank: u32, served: bool) {
@@ -123,6 +123,18 @@ impl ContextState {
         let has =
             |key: &BlockKey| rank.tiers.iter().flatten().any(|(_, owner)| self.index.holds(*owner, *key));
         [first, second].into_iter().chain(keys).find(has)
+    }
+
+    /// Forgets hashes whose blocks are gone, of the `unswept` that may be so; looks at `budget` of them, at
+    /// more when most are gone. Returns at how many.
+    pub(super) fn sweep_learned(&mut self, unswept: usize, budget: usize) -> usize {
+        let known = self.learned.len();
+        let most_are_gone = known / 2 > self.index.blocks();
+        let visits = unswept.min(known).min(if most_are_gone { budget.saturating_mul(4) } else { budget });
+        self.unswept = unswept.min(known) - visits;
+        let Self { index, learned, .. } = self;
+        learned.sweep(visits, |key| index.contains(key));
+        visits
     }
 
     pub(super) fn digests(&self, context: ContextId, out: &mut Vec<OwnerDigest>) {

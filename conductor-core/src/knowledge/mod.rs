@@ -277,11 +277,7 @@ impl Knowledge {
             state.index.expire(now);
             let swept = state.index.sweep(budget);
             steps += swept;
-            if swept != 0 || state.forgot {
-                state.forgot = swept != 0;
-                let ContextState { index, learned, .. } = state;
-                learned.sweep(budget, |key| index.contains(key));
-            }
+            steps += state.sweep_learned(if swept == 0 { state.unswept } else { usize::MAX }, budget);
         }
         steps
     }

@@ -204,7 +204,7 @@ impl Knowledge {
                 for key in state.learned.get(hash) {
                     gone += state.index.removed(owner, &[key]) as u64;
                 }
-                state.forgot = true;
+                state.unswept = usize::MAX;
             }
         }
         if let Some(publisher) = self.publishers.get_mut(&of.publisher) {

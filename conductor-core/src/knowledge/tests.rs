@@ -365,3 +365,24 @@ fn forged_snapshots_never_panic() {
         }
     }
 }
+
+#[test]
+fn hashes_of_blocks_that_are_gone_are_forgotten_in_steps_and_then_nothing_is_left_to_do() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    let numbers: Vec<u64> = (1..=10).collect();
+    store_blocks(&mut knowledge, ids[0], &numbers, 0, Tier::Gpu);
+    assert_eq!(knowledge.tick(Instant::ZERO, 3), 0);
+    remove(&mut knowledge, ids[0], &numbers[4..], Tier::Gpu);
+    let mut ticks = 0;
+    while knowledge.tick(Instant::ZERO, 3) != 0 {
+        ticks += 1;
+        assert!(ticks < 100);
+    }
+    assert_eq!(knowledge.size(ContextId(0)).unwrap().1, 4);
+    assert!(ticks > 1);
+    assert_eq!(matched(&knowledge).0, [4; 3]);
+    knowledge.fence(ids[0], FenceReason::Lost);
+    while knowledge.tick(Instant::ZERO, 3) != 0 {}
+    let (blocks, learnt, _) = knowledge.size(ContextId(0)).unwrap();
+    assert_eq!((blocks, learnt), (0, 0));
+}

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct NodeCxlConfig {
     /// The pool: the path of a devdax device, such as `/dev/dax0.0`, or of a file, which `snowskin cxl
-    /// format` made a pool of. The node's engine opens it as if `engine.cxl.pools` named it. Needs
-    /// `engine.cxl.coherence` to be `hardware`. Default "": the node allocates its memory.
+    /// format` made a pool of. The node's engine opens it as if `engine.cxl.pools` named it. With
+    /// `engine.cxl.coherence` = `flush`, only processes that have opened the pool reach the memory. Default
+    /// "": the node allocates its memory.
     pub pool: PathBuf,
     /// The first extent. Default 0.
     pub first: u32,

@@ -19,7 +19,7 @@ mod built {
     use store_core::message::{ClaimExtents, ExtentsGiven, ExtentsReleased, ExtentsWanted, ReleaseExtents};
     use te_core::{Access, ErrorKind};
     use te_engine::cxl::pool::format::OwnerRecord;
-    use te_engine::cxl::{Claim, Coherence, Part, Pool, PoolError};
+    use te_engine::cxl::{Claim, Part, Pool, PoolError};
     use te_engine::{RegisterError, SharedRegion, TransferEngine};
 
     use crate::config::NodeConfig;
@@ -89,11 +89,6 @@ mod built {
             if engine.stats().rails.iter().any(|rail| rail.name == "rdma") {
                 let need = "cannot be used with RDMA, which may write memory of a process that has just ended: name \
                             other fabrics in `engine.fabrics`, such as `shm,cxl,tcp`";
-                return Err(ConnectError::Config { field: "cxl.pool", need });
-            }
-            if pool.coherence() == Coherence::Flush {
-                let need = "needs `engine.cxl.coherence` to be `hardware`: a node does not keep objects in a pool \
-                            whose hosts' caches do not know of each other";
                 return Err(ConnectError::Config { field: "cxl.pool", need });
             }
             let extents = u64::from(pool.superblock().extents);

@@ -34,8 +34,8 @@ use store_core::message::{
     TaskEnd, TaskOrder,
 };
 use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, TaskId, bound};
-use te_core::{Op, Status};
-use te_engine::{SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
+use te_core::{Access, Error, Op, Status};
+use te_engine::{RegisterError, SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
 
 use super::Shared;
 use super::expulsions::Expulsions;
@@ -137,6 +137,8 @@ struct Work {
     /// Orders that have not begun.
     waiting: VecDeque<Order>,
     flights: Vec<Flight>,
+    /// Memory of reads that have ended which a fabric may still write.
+    spent: Vec<SharedRegion>,
     /// Orders that have ended and whose end the master may not know, by attempt.
     ends: HashMap<u64, TaskEnd>,
     /// Number of these that have never been reported.
@@ -174,6 +176,9 @@ struct Flight {
     order: Order,
     source: SegmentNo,
     transfer: Transfer,
+    /// What it is read into, if not into its place: memory of a pool without coherent caches is written once
+    /// the bytes are verified, past the cache.
+    apart: Option<SharedRegion>,
     /// Where the source was staged, if it is on a disk.
     staged: Option<StagedAt>,
 }
@@ -245,6 +250,7 @@ impl Work {
             expulsions: Expulsions::default(),
             waiting: VecDeque::new(),
             flights: Vec::new(),
+            spent: Vec::new(),
             ends: HashMap::new(),
             unreported: 0,
             bad: Vec::new(),
@@ -412,25 +418,38 @@ impl Work {
 
     /// Begins to read the source of an order; gives the order back if that cannot be done.
     fn read(
-        &self,
+        &mut self,
         order: Order,
         source: SegmentNo,
         segment: SegmentHandle,
         remote_addr: u64,
         mounted: &Mounted,
     ) -> Result<Flight, Order> {
-        let request = TransferRequest {
-            op: Op::Read,
-            local: (mounted.region.id(), order.offset).into(),
-            segment,
-            remote_addr,
-            len: stored_len(order.len),
+        let len = stored_len(order.len);
+        let apart = match mounted.region.is_apart().then(|| usize::try_from(len)) {
+            None => None,
+            Some(len) => match len.ok().and_then(|len| self.engine.alloc_shared(len, Access::LOCAL).ok()) {
+                Some(apart) => Some(apart),
+                None => return Err(order),
+            },
         };
+        let local = apart.as_ref().map_or((mounted.region.id(), order.offset), |apart| (apart.id(), 0));
+        let request = TransferRequest { op: Op::Read, local: local.into(), segment, remote_addr, len };
         let left = order.until.saturating_duration_since(Instant::now());
         match self.engine.submit(&[request], Some(left)) {
-            Ok(transfer) => Ok(Flight { order, source, transfer, staged: None }),
-            Err(_) => Err(order),
+            Ok(transfer) => Ok(Flight { order, source, transfer, apart, staged: None }),
+            Err(_) => {
+                self.spent.extend(apart);
+                self.free_spent();
+                Err(order)
+            }
         }
+    }
+
+    /// Gives memory of reads back that nothing uses any more.
+    fn free_spent(&mut self) {
+        let engine = &self.engine;
+        self.spent.retain(|region| matches!(engine.unregister(region.id()), Err(RegisterError::Busy { .. })));
     }
 
     /// Reads what disks have staged, and the next sources of what they have not.
@@ -497,24 +516,32 @@ impl Work {
                 at += 1;
                 continue;
             }
-            let Flight { mut order, source, transfer, staged } = self.flights.remove(at);
+            let Flight { mut order, source, transfer, apart, staged } = self.flights.remove(at);
             let counts = self.counts(staged.as_ref(), report.status == Status::Completed, mounted);
             if report.quarantined {
-                self.end(&order, Err(ErrorCode::TransferFail), false);
+                self.end(&order, Err(ErrorCode::TransferFail), apart.is_some());
             } else if report.status != Status::Completed {
                 let failure = transfer.wait(None).err();
                 log::debug!("node {}: reading from segment {source}: {failure:?}", self.name);
                 self.close(source);
                 self.read_next(order, mounted);
             } else {
-                let found = checksum(&order, &mounted.region)
+                let (region, offset) =
+                    apart.as_ref().map_or((&mounted.region, order.offset), |apart| (apart, 0));
+                let found = checksum(order.len, region, offset)
                     .map(|crc32c| bound(crc32c, &order.key, order.generation));
                 if Instant::now() >= order.until {
                     self.end(&order, Err(ErrorCode::LeaseExpired), true);
                 } else if !counts {
                     self.read_next(order, mounted);
                 } else if found == Some(order.checksum) {
-                    self.end(&order, Ok(order.checksum), true);
+                    let moved =
+                        apart.as_ref().map_or(Ok(()), |apart| move_in(&order, apart, &mounted.region));
+                    let moved = moved.map_err(|error| {
+                        log::warn!("node {}: memory of the pool cannot be written: {error}", self.name);
+                        ErrorCode::TransferFail
+                    });
+                    self.end(&order, moved.map(|()| order.checksum), true);
                 } else {
                     log::warn!("node {}: {} on segment {source} is damaged", self.name, Key(&order.key));
                     let (key, generation) = (order.key.clone(), order.generation);
@@ -523,7 +550,9 @@ impl Work {
                     self.read_next(order, mounted);
                 }
             }
+            self.spent.extend(apart);
         }
+        self.free_spent();
     }
 
     fn end(&mut self, order: &Order, result: Result<u32, ErrorCode>, quiet: bool) {
@@ -551,12 +580,14 @@ impl Work {
         for flight in std::mem::take(&mut self.flights) {
             // The transfer's own timeout bounds the wait.
             let _ = flight.transfer.wait(None);
-            let quiet = !flight.transfer.report().quarantined;
+            let quiet = flight.apart.is_some() || !flight.transfer.report().quarantined;
             if let Some(staged) = &flight.staged {
                 self.disks.release(staged, quiet);
             }
             self.end(&flight.order, Err(ErrorCode::UnavailableInCurrentStatus), quiet);
+            self.spent.extend(flight.apart);
         }
+        self.free_spent();
         self.disks.flush();
         // These ends are reported when the master repeats the orders.
         self.unreported = 0;
@@ -616,15 +647,28 @@ impl Order {
     }
 }
 
-/// The checksum of the bytes in an order's place; `None` when the trailer does not match them.
-fn checksum(order: &Order, region: &SharedRegion) -> Option<u32> {
+/// The checksum of an object's bytes, which begin at `offset`; `None` when the trailer does not match them.
+fn checksum(object_len: u64, region: &SharedRegion, offset: u64) -> Option<u32> {
     let mut sums = ChunkSums::default();
-    while sums.len() < order.len {
-        let len = (order.len - sums.len()).min(CHUNK_BYTES);
-        let sum = sys::checksum_span(0, region.span(), order.offset + sums.len(), len)?;
+    while sums.len() < object_len {
+        let len = (object_len - sums.len()).min(CHUNK_BYTES);
+        let sum = sys::checksum_span(0, region.span(), offset + sums.len(), len)?;
         sums.push(sum, len);
     }
     let mut trailer = vec![0; sums.trailer().len()];
-    region.read(order.offset + order.len, &mut trailer).ok()?;
+    region.read(offset + object_len, &mut trailer).ok()?;
     (trailer == sums.trailer()).then(|| sums.whole())
+}
+
+/// Copies what an order has read to its place, past the cache.
+fn move_in(order: &Order, from: &SharedRegion, to: &SharedRegion) -> Result<(), Error> {
+    let mut piece = vec![0; CHUNK_BYTES as usize];
+    let (mut at, end) = (0, stored_len(order.len));
+    while at < end {
+        let piece = &mut piece[..(end - at).min(CHUNK_BYTES) as usize];
+        from.read(at, piece)?;
+        to.write(order.offset + at, piece)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
 }

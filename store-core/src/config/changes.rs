@@ -107,6 +107,8 @@ changeable! {
     "metadata_bytes_max", metadata_bytes_max: u64 = metadata_bytes_max;
     "session_puts_max", session_puts_max: u32 = session_puts_max;
     "tenant_puts_max", tenant_puts_max: u32 = tenant_puts_max;
+    "session_pool_pages_max", session_pool_pages_max: u32 = session_pool_pages_max;
+    "tenant_pool_pages_max", tenant_pool_pages_max: u32 = tenant_pool_pages_max;
     "tasks.unfinished_max", tasks_unfinished_max: u32 = tasks.unfinished_max;
     "tasks.finished_max", tasks_finished_max: u32 = tasks.finished_max;
     "tasks.per_node_max", tasks_per_node_max: u32 = tasks.per_node_max;

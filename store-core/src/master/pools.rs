@@ -10,7 +10,7 @@ use crate::message::{
     ExtentsGiven, ExtentsReleased, ExtentsWanted, NAME_BYTES_MAX, PageFound, PageFreed, PageGiven,
     PageWanted, PoolEntry,
 };
-use crate::pools::{Claimed, Range};
+use crate::pools::{Claimed, NoPage, PageLimits, Range, Taker};
 use crate::{ErrorCode, NodeId};
 
 impl Master {
@@ -60,7 +60,8 @@ impl Master {
         self.pools.release(released)
     }
 
-    /// Gives a page of a pool to a process. A repetition gives the same one.
+    /// Gives a page of a pool to a process, whose connection is not known and has no limits. A repetition
+    /// gives the same one.
     ///
     /// # Errors
     /// `IllegalClient` when the records of the pool were read under another lineage of the master;
@@ -71,10 +72,28 @@ impl Master {
         wanted: &PageWanted,
         found: impl Iterator<Item = PageFound>,
     ) -> Result<PageGiven, ErrorCode> {
+        self.take_page_over(now, wanted, found, Taker::default())
+    }
+
+    /// As [`take_page`](Self::take_page), for a process of this connection.
+    pub(crate) fn take_page_over(
+        &mut self,
+        now: Instant,
+        wanted: &PageWanted,
+        found: impl Iterator<Item = PageFound>,
+        by: Taker,
+    ) -> Result<PageGiven, ErrorCode> {
         self.check_lineage(wanted.lineage)?;
-        Ok(match self.pools.take_page(now, wanted, found, self.config.epoch)? {
+        let limits = PageLimits {
+            of_session: self.config.session_pool_pages_max,
+            of_tenant: self.config.tenant_pool_pages_max,
+        };
+        Ok(match self.pools.take_page(now, wanted, found, self.config.epoch, (by, limits))? {
             Ok((slot, epoch)) => PageGiven::Given { slot, epoch },
-            Err(elsewhere) => PageGiven::Full { elsewhere },
+            Err(NoPage::Full(elsewhere)) => PageGiven::Full { elsewhere },
+            Err(NoPage::Limited { of_connection, pages_max }) => {
+                PageGiven::Limited { of_connection, pages_max }
+            }
         })
     }
 

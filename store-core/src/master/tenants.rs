@@ -343,6 +343,7 @@ impl Master {
             return Err(ErrorCode::TenantNotEmpty);
         }
         self.tasks.forget(no);
+        self.pools.forget_tenant(no);
         self.objects.changes.lose_keys_of(no);
         self.tenants.remove(no);
         self.objects.clear_share(no, self.config.eviction);

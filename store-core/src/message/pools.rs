@@ -107,7 +107,7 @@ pub struct PageWanted {
 }
 
 /// A page that the sender of [`PageWanted`] found in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PageFound {
     /// The number of the page.
     pub slot: u32,
@@ -115,6 +115,10 @@ pub struct PageFound {
     pub epoch: u64,
     /// The identity in the page.
     pub identity: u64,
+    /// The lock domain in the page, whose process held the lock on it; 0: unknown.
+    pub domain: u64,
+    /// The record says that its process uses the page no more.
+    pub left: bool,
     /// Another process of the sender's lock domain holds the lock on it.
     pub locked: bool,
 }
@@ -134,6 +138,13 @@ pub enum PageGiven {
     Full {
         /// The number of pages that belong to processes of another lock domain, or an unknown one.
         elsewhere: u32,
+    },
+    /// The connection, or its tenant, has as many pages of the pool as it may have.
+    Limited {
+        /// Whether it is the connection's limit, and not the tenant's.
+        of_connection: bool,
+        /// The limit, pages.
+        pages_max: u32,
     },
 }
 
@@ -178,7 +189,7 @@ pub enum PoolEntry<'a> {
         identity: u64,
         /// The epoch in which it was given.
         epoch: u64,
-        /// An administrator has freed it.
+        /// Its process has given it back, or an administrator has freed it.
         free: bool,
     },
 }

@@ -2,6 +2,7 @@
 
 use super::Call;
 use crate::message::{ClaimExtents, FreePage, ListPools, ReleaseExtents, TakePage};
+use crate::pools::Taker;
 use crate::wire::KEYS_PER_BATCH_MAX;
 use crate::{ErrorCode, Master};
 
@@ -19,9 +20,10 @@ pub(super) fn release_extents(master: &mut Master, call: Call<'_>) -> Result<(),
 }
 
 pub(super) fn take_page(master: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
-    let Call { now, request, .. } = call;
+    let Call { now, session, rights, request, .. } = call;
     let (wanted, found) = request.read::<TakePage>()?;
-    let given = master.take_page(now, &wanted, found)?;
+    let by = Taker { tenant: rights.tenant, session: master.session_no(session) };
+    let given = master.take_page_over(now, &wanted, found, by)?;
     request.respond_head::<TakePage>(&given)
 }
 

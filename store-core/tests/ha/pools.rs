@@ -49,7 +49,7 @@ pub(crate) struct Process {
 pub(crate) struct Pool {
     pub(crate) processes: Vec<Process>,
     /// Epoch and identity.
-    pages: BTreeMap<u32, (u64, u64)>,
+    pages: BTreeMap<u32, (u64, u64, u64)>,
     /// Epoch, host, and whether the owner has not given it back.
     extents: BTreeMap<u32, (u64, u64, bool)>,
     /// By host: pages, and extents after them.
@@ -172,8 +172,9 @@ impl World {
         let found = (0..PAGES).filter_map(|slot| {
             let record = self.pool.pages.get(&slot).copied();
             let locked = self.pool.locks.get(&(host, slot)).is_some_and(|holder| *holder != identity);
-            let (epoch, identity) = record.unwrap_or_default();
-            (record.is_some() || locked).then_some(PageFound { slot, epoch, identity, locked })
+            let (epoch, identity, domain) = record.unwrap_or_default();
+            let found = PageFound { slot, epoch, identity, domain, left: false, locked };
+            (record.is_some() || locked).then_some(found)
         });
         let found: Vec<_> = found.filter(|_| self.lies != Lies::UNTOLD).collect();
         let mut bytes = Vec::new();
@@ -243,6 +244,7 @@ impl World {
             Some((_, Call::Page, _)) => match TakePage::decode_response(&frame).map(|(given, _)| given) {
                 Ok(PageGiven::Given { slot, epoch }) => self.page_given(index, slot, epoch)?,
                 Ok(PageGiven::Full { .. }) => self.report.pool_full += 1,
+                Ok(given @ PageGiven::Limited { .. }) => panic!("a process has one page: {given:?}"),
                 Err(ErrorCode::IllegalClient) => self.report.pool_refused += 1,
                 Err(error) => panic!("{error:?}"),
             },
@@ -288,11 +290,11 @@ impl World {
         if let Some(other) = self.pool.processes.iter().find(|other| has(other)) {
             return shared(other);
         }
-        if self.pool.pages.get(&slot).is_some_and(|(found, _)| *found >= epoch) {
+        if self.pool.pages.get(&slot).is_some_and(|(found, ..)| *found >= epoch) {
             self.pool.unlock(host, slot, identity);
             return Ok(());
         }
-        self.pool.pages.insert(slot, (epoch, identity));
+        self.pool.pages.insert(slot, (epoch, identity, self.domain(host)));
         self.pool.processes[index].page = Some((slot, epoch));
         self.report.pool_pages += 1;
         Ok(())

@@ -1,13 +1,14 @@
 //! A transport whose completions come late.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
+use alloc::string::String;
 use core::time::Duration;
 
 use super::access_inner;
 use super::held::Held;
 use crate::{
-    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RemoteRegionId,
-    Slice, Token, Transport,
+    Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, RegionId,
+    RemoteRegionId, Slice, Token, Transport,
 };
 
 /// Holds every completion back for a fixed time.
@@ -97,6 +98,10 @@ impl<T: Transport> Transport for Delay<T> {
         self.inner.fence(token, remote_region)?;
         self.held.accept_fence(token, remote_region, self.now);
         Ok(())
+    }
+
+    fn why_not_exported(&self, region: RegionId) -> Option<String> {
+        self.inner.why_not_exported(region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

@@ -6,6 +6,7 @@ use crate::{
     Access, Capabilities, Completion, Error, EventSource, ExpelMode, Instant, MemSpan, Memory, RegionId,
     RemoteRegionId, Slice, Token, Transport,
 };
+use alloc::string::String;
 
 /// A token bucket of bytes before `submit`. With an empty bucket the transport looks full: a short count, and
 /// `poll_at` says when to come back. A slice may overdraw the bucket, so that slices longer than it pass,
@@ -126,6 +127,10 @@ impl<T: Transport> Transport for Throttle<T> {
 
     fn fence(&mut self, token: Token, remote_region: RemoteRegionId) -> Result<(), Error> {
         self.inner.fence(token, remote_region)
+    }
+
+    fn why_not_exported(&self, region: RegionId) -> Option<String> {
+        self.inner.why_not_exported(region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

@@ -1,6 +1,7 @@
 //! A transport that records its calls and their results.
 #![allow(unsafe_code, reason = "forwards `register`, whose promise the caller made")]
 
+use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
@@ -253,6 +254,10 @@ impl<T: Transport> Transport for Trace<T> {
         let result = self.inner.fence(token, remote_region);
         self.record(TraceEvent::Fence(token, remote_region, result));
         result
+    }
+
+    fn why_not_exported(&self, region: RegionId) -> Option<String> {
+        self.inner.why_not_exported(region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {

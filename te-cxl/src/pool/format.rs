@@ -123,6 +123,9 @@ pub struct PeerRecord {
     pub epoch: u64,
     /// A number that changes while the peer is polled.
     pub beat: u64,
+    /// The [lock domain](super::Pool::lock_domain) of its process, which holds the lock on the page there; 0:
+    /// it holds none.
+    pub domain: u64,
 }
 
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -134,7 +137,7 @@ struct RawPeer {
     identity: U64,
     epoch: U64,
     beat: U64,
-    reserved: [u8; 8],
+    domain: U64,
     slot: U32,
     crc: U32,
 }
@@ -421,7 +424,6 @@ impl PeerRecord {
         if raw.magic != PEER {
             return Err(LineError::Kind);
         }
-        are_zero(&raw.reserved)?;
         Ok(Self {
             uuid: raw.uuid,
             slot: raw.slot.get(),
@@ -429,6 +431,7 @@ impl PeerRecord {
             identity: raw.identity.get(),
             epoch: raw.epoch.get(),
             beat: raw.beat.get(),
+            domain: raw.domain.get(),
         })
     }
 
@@ -442,7 +445,7 @@ impl PeerRecord {
             identity: U64::new(self.identity),
             epoch: U64::new(self.epoch),
             beat: U64::new(self.beat),
-            reserved: [0; 8],
+            domain: U64::new(self.domain),
             slot: U32::new(self.slot),
             crc: U32::ZERO,
         })
@@ -644,7 +647,7 @@ mod tests {
             uuid: [u8; 16], a: u64, b: u64, c: u64, number: u32, state: bool, hash: [u8; 16], bit in 0_usize..512,
         ) {
             let owner = OwnerRecord { uuid, extent: number, owned: state, incarnation: a, epoch: b, key_hash: hash };
-            let peer = PeerRecord { uuid, slot: number, present: state, identity: a, epoch: b, beat: c };
+            let peer = PeerRecord { uuid, slot: number, present: state, identity: a, epoch: b, beat: c, domain: a };
             let row = Row { granted: state, rights: Access::REMOTE_READ, number: a, base: b, len: c, expelled: number, epoch: c };
             let used = Use { number: a, first: number, count: number };
             let expelled = Expelled { identities: [a, b, c, 0, 0, 0, a], epoch: number };

@@ -5,7 +5,9 @@
 //! the last descriptor, are gone, so no process that could store into the pool has it then. It says nothing
 //! about other hosts, and nothing to a process that opened another node of the same device.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{MutexGuard, PoisonError};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -52,7 +54,12 @@ impl Pool {
             return Err(PoolError::NoSuch { what: "extent", number: first.into(), count: 0 });
         }
         match fcntl(&self.file, FcntlArg::F_OFD_SETLK(&part.lock(libc::F_WRLCK))) {
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                if let Part::Page(slot) = part {
+                    self.pages_locked().insert(slot);
+                }
+                Ok(true)
+            }
             Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
             Err(errno) => Err(PoolError::system("lock a part of the pool", errno)),
         }
@@ -63,6 +70,9 @@ impl Pool {
     /// # Errors
     /// `System`.
     pub fn unlock(&self, part: Part) -> Result<(), PoolError> {
+        if let Part::Page(slot) = part {
+            self.pages_locked().remove(&slot);
+        }
         fcntl(&self.file, FcntlArg::F_OFD_SETLK(&part.lock(libc::F_UNLCK)))
             .map(|_| ())
             .map_err(|errno| PoolError::system("unlock a part of the pool", errno))
@@ -85,16 +95,30 @@ impl Pool {
     /// # Errors
     /// `System`.
     pub fn lock_domain(&self) -> Result<u64, PoolError> {
-        let boot = std::fs::read(BOOT)
-            .map_err(|source| PoolError::System { what: "read the number of this boot", source })?;
-        let stat = fstat(&self.file).map_err(|errno| PoolError::system("look at the pool", errno))?;
-        let mut digest = Sha256::new();
-        digest.update(boot);
-        digest.update(stat.st_dev.to_le_bytes());
-        digest.update(stat.st_ino.to_le_bytes());
-        let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(digest.finalize());
-        Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1))
+        if self.domain != 0 { Ok(self.domain) } else { domain(&self.file) }
     }
+
+    /// Whether this mapping has the lock on a page.
+    pub(super) fn has_locked(&self, slot: u32) -> bool {
+        self.pages_locked().contains(&slot)
+    }
+
+    fn pages_locked(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.locked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// As [`Pool::lock_domain`].
+pub(super) fn domain(file: &OwnedFd) -> Result<u64, PoolError> {
+    let boot = std::fs::read(BOOT)
+        .map_err(|source| PoolError::System { what: "read the number of this boot", source })?;
+    let stat = fstat(file).map_err(|errno| PoolError::system("look at the pool", errno))?;
+    let mut digest = Sha256::new();
+    digest.update(boot);
+    digest.update(stat.st_dev.to_le_bytes());
+    digest.update(stat.st_ino.to_le_bytes());
+    let [a, b, c, d, e, f, g, h, ..] = <[u8; 32]>::from(digest.finalize());
+    Ok(u64::from_le_bytes([a, b, c, d, e, f, g, h]).max(1))
 }
 
 /// The same open file once more.

@@ -9,8 +9,10 @@ mod error;
 pub mod format;
 mod lock;
 
+use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest, Sha256};
@@ -24,7 +26,7 @@ use self::format::{OwnerRecord, PeerRecord, Superblock, Use};
 use crate::Coherence;
 use crate::export::Export;
 use crate::ledger::{Guest, fetch_line, peer, take, write_line, write_page};
-use crate::lines::{LINE, drop_stale};
+use crate::lines::{LINE, Local, drop_stale, get, put, put_parts};
 use crate::owner::Owned;
 use crate::sys::{Access, Map, NativeLines, Opened, can_flush};
 
@@ -108,6 +110,12 @@ pub struct Pool {
     coherence: Coherence,
     writable: bool,
     owned: Mutex<Owned>,
+    /// The lock domain of this process; 0: unknown.
+    domain: u64,
+    /// The pages that this mapping has locked.
+    locked: Mutex<BTreeSet<u32>>,
+    /// Bytes that were refreshed.
+    refreshed: AtomicU64,
     /// The page that the master has given to this process, for the transport that has none.
     seat: Mutex<Option<(Seat, Option<Found>)>>,
 }
@@ -228,13 +236,18 @@ impl Pool {
         if !writable {
             map.protect_from(block.front_bytes())?;
         }
+        let file = lock::kept(opened)?;
         Ok(Arc::new(Self {
             map,
-            file: lock::kept(opened)?,
+            // Without one, nothing is proved by locks.
+            domain: lock::domain(&file).unwrap_or(0),
+            locked: Mutex::default(),
+            file,
             block,
             coherence,
             writable,
             owned: Mutex::default(),
+            refreshed: AtomicU64::new(0),
             seat: Mutex::default(),
         }))
     }
@@ -336,7 +349,9 @@ impl Pool {
             }
         }
         let extents = (claim.first, claim.count);
-        if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents)? {
+        if let Some(peer) = take(&mut self.lines(), self.coherence, &self.block, &fresh, extents, &|slot| {
+            self.has_ended(slot)
+        })? {
             return Err(PoolError::InUse { peer });
         }
         self.confirm(&claim)?;
@@ -476,6 +491,65 @@ impl Pool {
         self.map.bad().all()
     }
 
+    /// Copies bytes out of a span of extents, as they are in memory: what other hosts have written before
+    /// this call is seen.
+    ///
+    /// # Errors
+    /// `Outside`: the bytes do not lie in the span, or the span in the pool. `Memory`.
+    pub fn read(&self, span: MemSpan, offset: u64, out: &mut [u8]) -> Result<(), PoolError> {
+        let at = self.place_of(span, offset, out.len())?;
+        Ok(get(&mut self.lines(), self.coherence, at, Local::of(out))?)
+    }
+
+    /// Copies bytes into a span of extents, so that every host sees them after this call. Lines of which they
+    /// are a part have no other writer meanwhile.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read): some bytes may have been written. `Memory` with `AccessDenied` for a pool that
+    /// was [opened to read](Self::open_to_read).
+    pub fn write(&self, span: MemSpan, offset: u64, bytes: &[u8]) -> Result<(), PoolError> {
+        if !self.writable {
+            return Err(PoolError::Memory(te_core::ErrorKind::AccessDenied.into()));
+        }
+        let mut at = self.place_of(span, offset, bytes.len())?;
+        let mut piece = [0; 4096];
+        for part in bytes.chunks(piece.len()) {
+            let copy = &mut piece[..part.len()];
+            copy.copy_from_slice(part);
+            match self.coherence {
+                Coherence::Flush => put_parts(&mut self.lines(), at, Local::of(copy))?,
+                Coherence::Hardware => put(&mut self.lines(), self.coherence, at, Local::of(copy))?,
+            }
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Where `len` bytes at `offset` of a span lie in the pool.
+    fn place_of(&self, span: MemSpan, offset: u64, len: usize) -> Result<u64, PoolError> {
+        let part = span.part(offset, len as u64).map_err(|_| PoolError::Outside)?;
+        self.map.find(part).ok_or(PoolError::Outside)
+    }
+
+    /// Bytes whose lines were dropped from the cache by [`refresh`](Self::refresh) and
+    /// [`write_back`](Self::write_back), since the pool was opened.
+    #[must_use]
+    pub fn refreshed_bytes(&self) -> u64 {
+        self.refreshed.load(Ordering::Relaxed)
+    }
+
+    /// Whether a span lies in the pool, and this process is the one that has mapped it.
+    #[must_use]
+    pub fn has(&self, span: MemSpan) -> bool {
+        !self.is_forked() && self.map.find(span).is_some()
+    }
+
+    /// Whether this process is a fork of the one that has mapped the pool, which it does not have.
+    #[must_use]
+    pub fn is_forked(&self) -> bool {
+        self.map.is_forked()
+    }
+
     /// Makes bytes visible to the other hosts that this host has written into the pool by itself, with the
     /// CPU or with a device: before it announces them.
     ///
@@ -497,9 +571,11 @@ impl Pool {
     fn drop_cached(&self, span: MemSpan) -> Result<(), PoolError> {
         let at = self.map.find(span).ok_or(PoolError::Outside)?;
         match self.coherence {
-            Coherence::Flush => Ok(drop_stale(&mut self.lines(), at, span.len() as u64)?),
-            Coherence::Hardware => Ok(()),
+            Coherence::Flush => drop_stale(&mut self.lines(), at, span.len() as u64)?,
+            Coherence::Hardware => return Ok(()),
         }
+        self.refreshed.fetch_add(span.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     pub(crate) const fn lines(&self) -> NativeLines<'_> {
@@ -522,6 +598,16 @@ impl Pool {
     /// What this process owns here. Not locked while a slice is carried out.
     pub(crate) fn owned(&self) -> MutexGuard<'_, Owned> {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the process has ended that has written a peer's page: it held the kernel's lock on the page
+    /// where this process sees it, and no process holds that lock.
+    pub(crate) fn has_ended(&self, slot: u32) -> bool {
+        let held_here = |record: PeerRecord| record.domain != 0 && record.domain == self.domain;
+        let record = peer(&mut self.lines(), &self.block, slot).ok().flatten();
+        record.is_some_and(held_here)
+            && !self.has_locked(slot)
+            && matches!(self.is_locked(Part::Page(slot)), Ok(false))
     }
 
     /// Takes a peer's page, and states that it uses nothing. `before`: what was found in it when the master
@@ -567,7 +653,8 @@ impl Pool {
     /// Writes the record of a peer.
     fn tell(&self, guest: Guest, epoch: u64, present: bool, beat: u64) -> Result<(), PoolError> {
         let Guest { slot, identity } = guest;
-        let record = PeerRecord { uuid: self.block.uuid, slot, present, identity, epoch, beat };
+        let domain = if self.has_locked(slot) { self.domain } else { 0 };
+        let record = PeerRecord { uuid: self.block.uuid, slot, present, identity, epoch, beat, domain };
         Ok(write_line(&mut self.lines(), self.coherence, self.block.peer_at(slot), record.write())?)
     }
 }

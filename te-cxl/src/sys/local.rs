@@ -42,11 +42,20 @@ impl<'a> Local<'a> {
     /// Copies the first bytes out, as many as `out` has.
     ///
     /// # Errors
-    /// `OutOfRange` when there are fewer; nothing was copied.
+    /// `OutOfRange` when there are fewer; nothing was copied. `System` when their memory failed.
     pub fn read(self, out: &mut [u8]) -> Result<(), Error> {
         let part = self.part(0, out.len()).ok_or(ErrorKind::OutOfRange)?;
-        // SAFETY: the bytes are readable for `'a`; `out` is exclusively ours.
-        unsafe { copy_bytes(part.ptr, out.as_mut_ptr(), out.len()) };
+        // SAFETY: the bytes are readable for `'a`, or fail with SIGBUS, which the handler catches where they
+        // lie in a pool (`Map::new` has installed it); `out` is exclusively ours.
+        #[cfg(target_arch = "x86_64")]
+        if unsafe { super::copy::copy(out.as_mut_ptr(), part.ptr, out.len()) }.cause != 0 {
+            return Err(Error::with_code(ErrorKind::System, libc::EFAULT));
+        }
+        // SAFETY: as above, but for the handler.
+        #[cfg(not(target_arch = "x86_64"))]
+        unsafe {
+            copy_bytes(part.ptr, out.as_mut_ptr(), out.len());
+        }
         Ok(())
     }
 

@@ -179,6 +179,11 @@ impl Map {
         Some(unsafe { VolatileSpan::new(span) })
     }
 
+    /// Whether this process is a fork of the one that has made the mapping.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.here.is_forked()
+    }
+
     /// Whether any byte of a span lies in the mapping.
     pub(crate) fn overlaps(&self, span: MemSpan) -> bool {
         let (ours, theirs) = (self.ptr.as_ptr().addr(), span.as_ptr().addr());

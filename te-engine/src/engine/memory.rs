@@ -1,6 +1,7 @@
 //! Registering local memory.
 
 use std::collections::HashSet;
+use std::string::ToString as _;
 use std::sync::Arc;
 use std::time::Duration;
 use std::vec::Vec;
@@ -14,6 +15,7 @@ use super::regions::Region;
 use crate::descriptor::{EXPORT_BYTES_MAX, RegionDescriptor};
 use crate::error::{AtIndex, RegisterError};
 use crate::region::SharedRegion;
+use crate::request::LeftOut;
 
 /// Regions of this size or more are registered with several rails in parallel, bytes: pinning takes about 100
 /// ms per GiB.
@@ -163,6 +165,8 @@ impl Engine {
                     span.len()
                 );
                 self.rejoin_at = Some((self.clock.now() + REJOIN_MIN, REJOIN_MIN));
+                let (device, why) = (device.clone(), error.to_string());
+                self.left_out.push(LeftOut { region: id, fabric, device, registered: false, why });
             }
             // After the rails have registered it, for those that pin pages have allocated them; and before it
             // is published.
@@ -189,10 +193,31 @@ impl Engine {
                 Ok(export)
             }
             Err(error) => {
+                self.left_out.retain(|left_out| left_out.region != id);
                 self.regions.release(id);
                 Err(error)
             }
         }
+    }
+
+    /// The regions that a rail has refused for its own reason, such as a limit of locked memory, or does not
+    /// export, such as memory of a device that its driver shares with no other process: by region. Looks at
+    /// every region.
+    #[must_use]
+    pub fn left_out(&self) -> Vec<LeftOut> {
+        if self.here().is_err() {
+            return Vec::new();
+        }
+        let mut all = self.left_out.clone();
+        for (region, _) in self.regions.ids().filter(|(_, is_remote)| *is_remote) {
+            for (rail, device) in self.rails.rails().iter().zip(&self.devices) {
+                let (fabric, device) = (rail.name(), device.clone());
+                let why = rail.why_not_exported(region);
+                all.extend(why.map(|why| LeftOut { region, fabric, device, registered: true, why }));
+            }
+        }
+        all.sort_by_key(|left_out| left_out.region.index);
+        all
     }
 
     /// Where memory is: as the caller declared it, or its NUMA node if the choice of a rail depends on it.
@@ -315,6 +340,7 @@ impl Engine {
     fn deregister(&mut self, id: RegionId) -> Result<(), RegisterError> {
         match self.rails.deregister(id) {
             Ok(()) => {
+                self.left_out.retain(|left_out| left_out.region != id);
                 self.regions.remove(id);
                 Ok(())
             }
@@ -340,12 +366,12 @@ impl Engine {
     }
 
     /// Registers extents of a pool of this engine that this process has claimed: their memory becomes part of
-    /// this engine's segment. Their bytes can be read and written by this process only where the hardware
-    /// keeps the caches of the hosts coherent.
+    /// this engine's segment. In the mode `flush` only the fabric of pools serves it, and this process reads
+    /// and writes it with [`SharedRegion::read`] and [`SharedRegion::write`] alone.
     ///
     /// # Errors
-    /// As [`register`](Self::register). `Unsupported` in the mode `flush`, for a pool that is mapped to be
-    /// read, and for a pool or extents that this engine does not have.
+    /// As [`register`](Self::register). `Unsupported` for a pool that is mapped to be read, and for a pool or
+    /// extents that this engine does not have.
     #[cfg(feature = "cxl")]
     pub fn register_claimed(
         &mut self,
@@ -354,7 +380,7 @@ impl Engine {
         access: Access,
     ) -> Result<SharedRegion, RegisterError> {
         let known = self.pools.all().iter().any(|known| Arc::ptr_eq(known, pool));
-        if !known || pool.view(span).is_none() {
+        if !known || !pool.is_writable() || !pool.has(span) {
             return Err(RegisterError::Rails(ErrorKind::Unsupported.into()));
         }
         let id = self.reserve_region()?;
@@ -422,6 +448,7 @@ impl Engine {
         let mut joined = Vec::new();
         let count = self.rails.rejoin(|id| joined.push(id));
         for id in joined {
+            self.left_out.retain(|left_out| left_out.region != id);
             let Some(region) = self.regions.region(id).filter(|region| !region.closing) else { continue };
             let (span, access) = (region.span, region.access);
             let location = self.locate(span);

@@ -37,7 +37,7 @@ use crate::fabrics::FabricEntry;
 use crate::gpu::GpuMemory;
 use crate::metadata::{Keeper, KeeperState, Metadata};
 use crate::pools::PoolMemory;
-use crate::request::{BatchReport, Expulsion, SegmentHandle, TransferRequest};
+use crate::request::{BatchReport, Expulsion, LeftOut, SegmentHandle, TransferRequest};
 use crate::tiers::Tiers;
 use control::Naming;
 pub(crate) use control::{Peers, SegmentOwner};
@@ -75,6 +75,8 @@ pub struct Engine {
     gpus: GpuMemory,
     pools: PoolMemory,
     regions: Regions,
+    /// Registrations that a rail has refused for its own reason.
+    left_out: Vec<LeftOut>,
     segments: Segments,
     batches: BatchTable,
     /// By batch index: what the batch table does not keep.
@@ -210,6 +212,7 @@ impl Engine {
             gpus,
             pools,
             regions: Regions::new(config.regions_max),
+            left_out: Vec::new(),
             segments: Segments::new(config.remote_regions_max),
             batches: BatchTable::new(config.batches_max as usize, config.requests_per_batch_max as usize),
             rows: (0..config.batches_max).map(|_| Row::default()).collect(),

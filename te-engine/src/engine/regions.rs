@@ -102,6 +102,14 @@ impl Regions {
         row.region.as_ref()
     }
 
+    /// The ids of all regions, with whether peers may use them.
+    pub(super) fn ids(&self) -> impl Iterator<Item = (RegionId, bool)> {
+        (0..).zip(&self.rows).filter_map(|(index, row)| {
+            let region = row.region.as_ref()?;
+            Some((RegionId::new(index, row.generation), region.access.is_remote() && !region.closing))
+        })
+    }
+
     pub(super) fn region_mut(&mut self, id: RegionId) -> Option<&mut Region> {
         let row = self.rows.get_mut(id.index as usize).filter(|row| row.generation == id.generation)?;
         row.region.as_mut()

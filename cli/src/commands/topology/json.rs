@@ -16,6 +16,7 @@ pub(super) fn value(shown: &Shown) -> anyhow::Result<Value> {
         "gpus": topology.gpus().iter().map(gpu).collect::<Vec<_>>(),
         "copies": shown.copies.iter().flatten().map(copies).collect::<Vec<_>>(),
         "dax": shown.dax,
+        "nvme": shown.nvme,
         "distances": distances(topology),
         "matrix": serde_json::from_str::<Value>(&matrix_to_json(&shown.matrix))?,
         "warnings": shown.found.warnings,

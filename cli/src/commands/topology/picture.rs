@@ -3,6 +3,7 @@
 use te_core::topology::{Gpu, Nic, NicKind, NumaNode, PciPath, PortState, Topology};
 
 use super::{Copies, Shown};
+use crate::nvme::Controller;
 use crate::output::{Align, Table, figure, printable};
 use crate::size::ByteSize;
 
@@ -33,6 +34,10 @@ pub(super) fn text(shown: &Shown) -> String {
     if !shown.dax.is_empty() {
         let dax: Vec<String> = shown.dax.iter().map(|dax| format!("  {}\n", dax.text())).collect();
         out.push_str(&format!("\nCXL memory\n{}", dax.concat()));
+    }
+    if !shown.nvme.is_empty() {
+        let lines = shown.nvme.iter().flat_map(Controller::lines).map(|line| format!("  {line}\n"));
+        out.push_str(&format!("\nNVMe over Fabrics, by the kernel\n{}", lines.collect::<String>()));
     }
     if let Some(measured) = &shown.copies {
         out.push_str(&copies(measured));
