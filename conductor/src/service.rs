@@ -189,6 +189,12 @@ impl ConductorHandle {
         self.proxy.as_ref().map(ProxyServer::addr)
     }
 
+    /// What the proxy has done so far, if there is one.
+    #[must_use]
+    pub fn proxy_figures(&self) -> Option<proxy::Figures> {
+        self.proxy.as_ref().map(ProxyServer::figures)
+    }
+
     /// The address of the HTTP interface.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {

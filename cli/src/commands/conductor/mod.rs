@@ -1,6 +1,8 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
+mod bench_proxy;
 mod client;
+mod demo;
 mod plot;
 mod query;
 mod replay;
@@ -23,6 +25,8 @@ pub(crate) struct Args {
 enum What {
     Query(query::Args),
     Replay(replay::Args),
+    BenchProxy(bench_proxy::Args),
+    Demo(demo::Args),
     Serve(serve::Args),
     Sim(sim::Args),
 }
@@ -31,6 +35,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
         What::Query(args) => query::run(args),
         What::Replay(args) => replay::run(args),
+        What::BenchProxy(args) => bench_proxy::run(args),
+        What::Demo(args) => demo::run(args),
         What::Serve(args) => serve::run(args),
         What::Sim(args) => sim::run(args),
     }

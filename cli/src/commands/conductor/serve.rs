@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 /// Why it does not start, and what to do about it.
-fn no_start(error: StartError) -> anyhow::Error {
+pub(super) fn no_start(error: StartError) -> anyhow::Error {
     let failure = Failure::failed(error.to_string());
     match error {
         StartError::Listen(_, source) if source.kind() == std::io::ErrorKind::AddrInUse => failure
