@@ -27,7 +27,7 @@ enum What {
     Replay(replay::Args),
     BenchProxy(bench_proxy::Args),
     Demo(demo::Args),
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     Sim(sim::Args),
 }
 
