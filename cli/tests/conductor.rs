@@ -83,7 +83,7 @@ fn another_cluster_is_simulated_and_its_best_split_is_found() {
         (&["--nodes", "4", "--prefill", "4"][..], "leaves one node"),
         (&["--group-nodes", "3", "--prefill", "4"], "multiple"),
         (&["--speed", "0"], "--speed"),
-        (&["--bandwidth-gbps", "-1"], "bandwidth"),
+        (&["--bandwidth-gbps", "0"], "bandwidth"),
         (&["--policy", "fastest"], "algorithm1"),
         (&["--figure", "8"], "--figure"),
     ] {

@@ -1,8 +1,11 @@
 //! `snowskin conductor`: placement of requests by the KV cache that engines hold.
 
 mod bench_proxy;
+mod client;
 mod demo;
 mod plot;
+mod query;
+mod replay;
 mod serve;
 mod sim;
 mod what_if;
@@ -20,6 +23,8 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    Query(query::Args),
+    Replay(replay::Args),
     BenchProxy(bench_proxy::Args),
     Demo(demo::Args),
     Serve(Box<serve::Args>),
@@ -28,6 +33,8 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> Outcome {
     match &args.what {
+        What::Query(args) => query::run(args),
+        What::Replay(args) => replay::run(args),
         What::BenchProxy(args) => bench_proxy::run(args),
         What::Demo(args) => demo::run(args),
         What::Serve(args) => serve::run(args),
