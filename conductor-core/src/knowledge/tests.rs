@@ -528,3 +528,33 @@ fn learnt_hashes_of_dropped_blocks_make_room() {
     }
     assert_eq!(knowledge.counters(id).unwrap().refused, 0);
 }
+
+#[test]
+fn a_snapshot_does_not_move_a_publisher_to_another_tenant_or_number() {
+    let forge = |change: fn(&mut Knowledge, PublisherId)| {
+        let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+        store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+        change(&mut knowledge, ids[0]);
+        let mut bytes = Vec::new();
+        knowledge.snapshot(|_| None, &mut bytes);
+        Knowledge::restore(&bytes, Settings::default()).map(|_| ())
+    };
+    assert_eq!(forge(|_, _| ()), Ok(()));
+    let wrong = SnapshotError::Invalid("a publisher's context or instance is another's");
+    let tenant = |knowledge: &mut Knowledge, id| {
+        knowledge.publishers.get_mut(&id).unwrap().registration.tenant = "other".into();
+    };
+    assert_eq!(forge(tenant), Err(wrong.clone()));
+    assert_eq!(
+        forge(|knowledge, _| knowledge.contexts[0].context.tenant = "other".into()),
+        Err(wrong.clone())
+    );
+    assert_eq!(forge(|knowledge, _| knowledge.instances[0].tenant = "other".into()), Err(wrong));
+    let number = SnapshotError::Invalid("a publisher's number");
+    assert_eq!(forge(|knowledge, _| knowledge.next_publisher = u32::MAX), Err(number));
+    let places = |knowledge: &mut Knowledge, _| {
+        let Settings { publishers_max, ranks_per_publisher_max, .. } = knowledge.settings;
+        knowledge.contexts[0].ranks.resize_with(publishers_max * ranks_per_publisher_max + 1, || None);
+    };
+    assert_eq!(forge(places), Err(SnapshotError::Full("publishers_max")));
+}
