@@ -501,13 +501,11 @@ fn hashes_that_mean_two_blocks_are_followed_along_one_chain() {
     };
     assert_eq!(found(&knowledge, &[1, 2]), [(0, 1)]);
     assert_eq!(found(&knowledge, &[11, 2]), [(1, 2)]);
-    // The store has a block under that hash: nobody knows which.
+    // The store has a block under that hash: it is not known which.
     assert_eq!(knowledge.register(store(1)), Ok(PublisherId(2)));
     knowledge.serve(PublisherId(2), true);
     object(&mut knowledge, PublisherId(2), 2, 0, false);
     store_blocks(&mut knowledge, ids[0], &[2], 1, Tier::Gpu);
-    let mut matches = Matches::default();
-    knowledge.query(ContextId(0), &keys(), false, &mut matches);
     assert_eq!(knowledge.counters(PublisherId(2)).unwrap().stored, 0);
 }
 

@@ -17,9 +17,9 @@
 //! messages of a new connection are only applied once one of them was found in a replay. A batch has the time
 //! at which it was made in it, so that two runs do not produce equal messages.
 //!
-//! A publisher with snapshots ([`Settings::snapshots`]) answers a replay of messages that it does not keep with
-//! everything that is there, numbered up to the latest message. Then nothing is missing, although what was
-//! applied is void.
+//! A publisher with snapshots ([`Settings::snapshots`]) answers a replay of messages that it does not keep
+//! with everything that is there, numbered up to the latest message. Then nothing is missing, although what
+//! was applied is void.
 //!
 //! What holds at any time: the messages that were applied since the last [`Sink::fence`] are consecutive
 //! messages of one run of the publisher. This relies on a connection not outliving the publisher's run: a

@@ -125,7 +125,7 @@ fn a_block_with_very_many_successors_is_removed_without_a_look_at_all_of_them() 
     children.iter().for_each(|child| assert_eq!(index.stored(A, Some(root[0]), &[*child]).added, 1));
     index.stored(B, None, &root);
     index.stored(B, Some(root[0]), &children[..1]);
-    // One that has no child is holey, too, since nobody looked.
+    // One that has no child is holey, too, since its children were not looked at.
     let c = OwnerId(1);
     index.stored(c, None, &root);
     index.stored(c, None, &keys(100_000..100_001));
