@@ -68,8 +68,8 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Runs requests while an engine dies; all of them have to be answered as if nothing had happened. Returns how
-/// many streams were continued by another engine.
+/// Runs requests while an engine dies; all of them have to be answered as if nothing had happened. Returns
+/// how many streams were continued by another engine.
 fn survive(flavor: Flavor, dies: Role, seeds: std::ops::Range<u64>) -> u64 {
     let expected = block_on(undisturbed());
     let mut continued = 0;
