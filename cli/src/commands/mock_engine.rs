@@ -1,9 +1,9 @@
 //! `snowskin mock-engine`: an engine to the outside, with a cost model in place of a GPU.
 
+use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use clap::ValueEnum;
 use conductor::mock::{Flavor, MockConfig, MockEngines, Role};
 use serde::Serialize;
@@ -57,7 +57,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     engine: EngineArgs,
     /// It dies after so many generated tokens, and closes every connection.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
     fail_after: Option<u64>,
     /// Print all addresses as one line of JSON.
     #[arg(long)]
@@ -154,6 +154,18 @@ struct Ready {
     load: Option<String>,
 }
 
+/// Why mock engines with these addresses do not start, and what to do about it.
+pub(crate) fn no_start(addresses: &[Option<SocketAddr>], error: &io::Error) -> anyhow::Error {
+    let named: Vec<String> = addresses.iter().flatten().map(ToString::to_string).collect();
+    let failure = Failure::failed(format!("cannot start mock engines at {}: {error}", named.join(", ")));
+    match error.kind() {
+        io::ErrorKind::AddrInUse => {
+            failure.hint("stop the process that listens at one of these addresses, or choose others").into()
+        }
+        _ => failure.into(),
+    }
+}
+
 pub(crate) fn run(args: &Args) -> Outcome {
     sys::catch_interrupts();
     sys::lift_file_limit();
@@ -173,7 +185,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         fail_after_tokens: args.fail_after,
         ..args.engine.config()?
     };
-    let running = MockEngines::start(vec![config]).context("cannot start a mock engine")?;
+    let addresses = [Some(args.listen), args.events, args.replay, args.load];
+    let running = MockEngines::start(vec![config]).map_err(|error| no_start(&addresses, &error))?;
     let [engine] = running.engines() else { return fail(Failure::failed("no engine was started")) };
     let text = |addr: Option<SocketAddr>| addr.map(|addr| addr.to_string());
     let ready = Ready {

@@ -56,8 +56,7 @@ class Service:
         body = {
             "instance_id": instance if self.kind == "dynamo" else str(instance),
             "endpoint": f"tcp://127.0.0.1:{port}",
-            "model_name": "model",
-            "modelname": "model",
+            "model_name" if self.kind == "dynamo" else "modelname": "model",
             "type": "vLLM",
             "block_size": BLOCK_TOKENS,
             "dp_rank": 0,

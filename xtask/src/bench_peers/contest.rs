@@ -27,6 +27,10 @@ pub(crate) enum Contestant {
     Iperf,
     /// A copy within one process.
     Memcpy,
+    /// Dynamo's indexer of KV blocks.
+    Dynamo,
+    /// The router of SGLang.
+    Router,
 }
 
 impl Contestant {
@@ -52,6 +56,8 @@ impl Contestant {
             Self::Redis => "redis",
             Self::Iperf => "iperf3",
             Self::Memcpy => "memcpy",
+            Self::Dynamo => "dynamo",
+            Self::Router => "sglang-router",
         }
     }
 }
@@ -77,6 +83,9 @@ pub(crate) enum Row {
     Store { op: &'static str, value: u64, batch: u32, plain: bool },
     /// Requests to the master.
     Master { op: &'static str, batch: u32 },
+    /// `index`: blocks of engines' events, and queries with a long prompt. `proxy`: requests through a proxy
+    /// to engines that answer at once; its latency is what the proxy adds to the time to the first token.
+    Conductor { op: &'static str },
     /// The work of another row through this function of the package `mooncake`: the same script, with one
     /// package or the other.
     Python { call: &'static str, work: &'static Row },
@@ -92,6 +101,7 @@ impl Row {
                 format!("store {op} {} x {batch} {buffers}", size(value))
             }
             Self::Master { op, batch } => format!("master {op} x {batch}"),
+            Self::Conductor { op } => format!("conductor {op}"),
             Self::Python { call, work: Self::Transfer { block: bytes, batch, .. } }
             | Self::Python { call, work: Self::Store { value: bytes, batch, .. } } => {
                 format!("python {call} {} x {batch}", size(*bytes))
@@ -102,7 +112,9 @@ impl Row {
 
     /// The programs that take part.
     pub(crate) fn contestants(&self) -> Vec<Contestant> {
-        use Contestant::{Iperf, Memcpy, Mooncake, Nixl, Python, PythonTcp, Redis, Shm, Tcp, Ucx};
+        use Contestant::{
+            Dynamo, Iperf, Memcpy, Mooncake, Nixl, Python, PythonTcp, Redis, Router, Shm, Tcp, Ucx,
+        };
         match *self {
             Self::Transfer { block, batch, .. } => {
                 let mut all = vec![Tcp, Mooncake, Nixl];
@@ -115,13 +127,15 @@ impl Row {
             Self::Store { plain: true, .. } => vec![Tcp, Redis, Shm, Mooncake],
             Self::Store { plain: false, .. } => vec![Tcp, Mooncake, Shm],
             Self::Master { .. } => vec![Tcp, Mooncake],
+            Self::Conductor { op: "index" } => vec![Tcp, Dynamo],
+            Self::Conductor { .. } => vec![Tcp, Router],
             Self::Python { .. } => vec![Python, Mooncake, PythonTcp],
         }
     }
 
     /// The ratios of this row with bounds.
     pub(crate) fn bounds(&self) -> Vec<Bound> {
-        use Contestant::{Mooncake, Nixl, Python, PythonTcp, Redis, Shm, Tcp, Ucx};
+        use Contestant::{Dynamo, Mooncake, Nixl, Python, PythonTcp, Redis, Router, Shm, Tcp, Ucx};
         let gb_s: Figure = ("GB/s", |sample| sample.gb_s);
         let p50: Figure = ("p50", |sample| sample.p50_us);
         let cpu: Figure = ("CPU-s/GiB", |sample| sample.cpu_s_per_gib);
@@ -170,6 +184,13 @@ impl Row {
                 vec![at_most(Tcp, Mooncake, ("bytes/object", |sample| sample.bytes_per_object), 0.5)]
             }
             Self::Master { .. } => vec![at_least(Tcp, Mooncake, items, 3.0)],
+            Self::Conductor { op: "index" } => {
+                let per_cpu_s: Figure = ("items/CPU-s", |sample| sample.items_per_cpu_s);
+                vec![at_least(Tcp, Dynamo, per_cpu_s, 3.0), at_most(Tcp, Dynamo, p50, 0.5)]
+            }
+            Self::Conductor { .. } => {
+                vec![at_least(Tcp, Router, items, 1.0), at_most(Tcp, Router, p50, 1.0)]
+            }
             Self::Python { work, .. } => {
                 let bound = |ours| match work {
                     Self::Transfer { .. } => at_least(ours, Mooncake, gb_s, 3.0),
@@ -234,6 +255,7 @@ pub(crate) fn rows() -> Vec<Row> {
     rows.push(Row::Master { op: "exists", batch: 128 });
     rows.push(Row::Master { op: "put", batch: 128 });
     rows.push(Row::Master { op: "memory", batch: 128 });
+    rows.extend(["index", "proxy"].map(|op| Row::Conductor { op }));
     rows.extend(PYTHON.map(|(call, work)| Row::Python { call, work }));
     rows
 }

@@ -64,7 +64,7 @@ pub(crate) fn install(host: &Host) -> Result<Peers> {
             Cmd::new("apt-get install -y -qq --no-install-recommends").words(&debian.join(" ")),
         );
     }
-    if is_missing("mooncake") || is_missing("nixl") {
+    if ["mooncake", "nixl", "dynamo", "sglang-router"].into_iter().any(is_missing) {
         let environment = environment(host);
         Cmd::new("python3 -m venv")
             .arg(environment.display().to_string())
@@ -75,6 +75,9 @@ pub(crate) fn install(host: &Host) -> Result<Peers> {
         // All dependencies together take 6 GB, but only numpy is needed.
         attempt("nixl", pip().words("numpy"));
         attempt("nixl", pip().words("--no-deps nixl nixl-cu12"));
+        let dynamo = "ai-dynamo-runtime pyyaml packaging zstandard aiohttp pyzmq msgspec";
+        attempt("dynamo", pip().words(dynamo));
+        attempt("sglang-router", pip().words("sglang-router"));
     }
     let mut after = present(host);
     for (name, why) in &mut after.missing {
@@ -130,6 +133,8 @@ pub(crate) fn present(host: &Host) -> Peers {
         ("ucx", debian("ucx_perftest", "ucx-utils")),
         ("redis", program("redis-server --version")),
         ("iperf3", program("iperf3 --version")),
+        ("dynamo", module("ai-dynamo-runtime", "dynamo.indexer, msgspec, zmq")),
+        ("sglang-router", module("sglang-router", "sglang_router")),
         ("memcpy", Some("of the C library".to_owned())),
     ];
     let our_python = our_python(host);

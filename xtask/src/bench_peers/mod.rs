@@ -42,7 +42,7 @@ pub(crate) struct Args {
     /// Congestion control of every connection.
     #[arg(long, default_value = "cubic")]
     congestion: String,
-    /// Only rows whose name contains one of these words: transfer, store, master, python, 4KiB, ...
+    /// Only rows whose name has one of these words: transfer, store, master, conductor, python, 4KiB, ...
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these contestants, besides Snowskin.
@@ -73,6 +73,8 @@ pub(crate) struct Sample {
     pub(crate) p50_us: f64,
     /// CPU time of all participating processes per 2^30 bytes, seconds.
     pub(crate) cpu_s_per_gib: f64,
+    /// Items per second of the service's CPU time.
+    pub(crate) items_per_cpu_s: f64,
     /// Memory of the master per object, bytes.
     pub(crate) bytes_per_object: f64,
 }
@@ -106,8 +108,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 
     let snowskin = args.snowskin.clone().unwrap_or_else(|| host.target_dir.join("release/snowskin"));
     let peers = install::present(&host);
-    let rows = rows(args);
+    let mut rows = rows(args);
     ensure!(!rows.is_empty(), "--only names no row");
+    // Its script needs packages that come with Dynamo's.
+    rows.retain(|row| !matches!(row, Row::Conductor { op: "index" }) || peers.has(Contestant::Dynamo));
     let takes_part = |contestant: Contestant| match contestant {
         ours if ours.is_our_package() => peers.our_python.is_some(),
         ours if ours.is_ours() => true,

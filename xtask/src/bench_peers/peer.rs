@@ -32,6 +32,14 @@ const MEMORY_OBJECTS: u64 = 100_000;
 
 const MOONCAKE: &str = include_str!("mooncake.py");
 const NIXL: &str = include_str!("nixl.py");
+const CONDUCTOR: &str = include_str!("conductor.py");
+/// Blocks that the index of the Conductor is loaded with, and their number per message.
+const INDEX_BLOCKS: u32 = 100_000;
+const INDEX_BLOCKS_PER_MESSAGE: u32 = 32;
+/// Queries that are timed.
+const INDEX_QUERIES: u32 = 200;
+/// Ports of the publishers of events.
+const INDEX_PUBLISHERS: u16 = 4;
 
 /// The running processes.
 pub(super) struct Bench<'a> {
@@ -110,7 +118,7 @@ impl<'a> Bench<'a> {
                 Contestant::Shm => self.our_transfer("shm", op, *block, *batch),
                 Contestant::Tcp => self.our_transfer("tcp", op, *block, *batch),
                 Contestant::Redis => bail!("Redis moves objects only"),
-                Contestant::Python | Contestant::PythonTcp => bail!("it has rows of its own"),
+                other => bail!("{other} moves no blocks of memory"),
             },
             (Row::Store { op, value, batch, plain }, who) => match who {
                 Contestant::Tcp => self.our_store("tcp", op, &size(*value), *batch, *plain),
@@ -122,6 +130,8 @@ impl<'a> Bench<'a> {
             (Row::Master { op, batch }, Contestant::Tcp) => self.our_master(op, *batch),
             (Row::Master { op, batch }, Contestant::Mooncake) => self.mooncake_master(op, *batch),
             (Row::Master { .. }, other) => bail!("{other} has no master"),
+            (Row::Conductor { op: "index" }, who) => self.index(who),
+            (Row::Conductor { .. }, who) => self.proxy(who),
             (Row::Python { work, .. }, who) => match work {
                 Row::Transfer { op, block, batch } => self.engine(who)?.transfer(op, *block, *batch),
                 Row::Store { op, value, batch, plain } => self.objects(who, op, *value, *batch, *plain),
@@ -143,15 +153,19 @@ impl<'a> Bench<'a> {
         }
     }
 
+    /// The first row that a command of ours prints.
     fn ours(&self, options: &str) -> Result<Value> {
+        self.our_rows(options)?.first().cloned().with_context(|| format!("`{options}` gave no row"))
+    }
+
+    fn our_rows(&self, options: &str) -> Result<Vec<Value>> {
         let mut cmd = Cmd::default().arg(self.snowskin.display().to_string());
         for word in options.split_whitespace() {
             cmd = cmd.arg(word);
         }
         let output =
             cmd.stdout(&self.host.root).with_context(|| format!("`{cmd}` failed: run it by hand"))?;
-        let rows: Value = serde_json::from_str(&output).with_context(|| format!("`{cmd}` gave no JSON"))?;
-        rows.get(0).cloned().with_context(|| format!("`{cmd}` gave no row"))
+        serde_json::from_str(&output).with_context(|| format!("`{cmd}` gave no JSON rows"))
     }
 
     fn our_transfer(&self, fabric: &str, op: &str, block: u64, batch: u32) -> Result<Sample> {
@@ -350,6 +364,75 @@ impl<'a> Bench<'a> {
                 Ok(Sample { bytes_per_object: grown / objects, ..Sample::of(&answer, 0.0)? })
             }
         }
+    }
+
+    /// Loads the index of a service by events, and asks it over HTTP. A new process each time.
+    fn index(&self, who: Contestant) -> Result<Sample> {
+        let (port, events) = (free_port()?, free_ports(INDEX_PUBLISHERS)?);
+        let (kind, cmd) = match who {
+            Contestant::Tcp => {
+                let program = Cmd::default().arg(self.snowskin.display().to_string());
+                ("snowskin", program.words("conductor serve --listen").arg(format!("127.0.0.1:{port}")))
+            }
+            Contestant::Dynamo => {
+                let python = Cmd::default().arg(self.peers.python.display().to_string());
+                ("dynamo", python.words("-m dynamo.indexer --threads 2 --port").arg(port.to_string()))
+            }
+            other => bail!("{other} has no index"),
+        };
+        let log = self.logs.join(format!("{kind}-index.log"));
+        let mut server = Server::start("the index", &cmd, &self.host.root, &log)?;
+        server.wait_for_listener(port)?;
+        let script = self.logs.join("conductor.py");
+        fs::write(&script, CONDUCTOR)?;
+        let cmd = Cmd::default()
+            .arg(self.peers.python.display().to_string())
+            .arg(script.display().to_string())
+            .words(&format!("{kind} {port} {} {events}", server.child.id()))
+            .words(&format!("{INDEX_BLOCKS} {INDEX_BLOCKS_PER_MESSAGE} {INDEX_QUERIES}"));
+        let output =
+            cmd.stdout(&self.host.root).with_context(|| format!("`{cmd}` failed: run it by hand"))?;
+        let answer: Value = serde_json::from_str(&output).with_context(|| format!("`{cmd}` gave no JSON"))?;
+        Ok(Sample {
+            items_s: number(&answer, "blocks_per_s")?,
+            items_per_cpu_s: number(&answer, "blocks_per_cpu_s")?,
+            p50_us: number(&answer, "query_p50_us")?,
+            ..Sample::default()
+        })
+    }
+
+    /// Requests through a proxy to mock engines; clients, proxy and engines share the cores.
+    fn proxy(&self, who: Contestant) -> Result<Sample> {
+        let milliseconds = (self.seconds * 1e3).max(10.0) as u64;
+        let bench = format!("conductor bench-proxy --rounds 1 --ms {milliseconds} --json");
+        let (way, rows) = match who {
+            Contestant::Tcp => ("snowskin proxy", self.our_rows(&bench)?),
+            Contestant::Router => {
+                let (port, first, second) = (free_port()?, free_port()?, free_port()?);
+                let cmd = Cmd::default()
+                    .arg(self.peers.python.display().to_string())
+                    .words("-m sglang_router.launch_router --host 127.0.0.1 --log-level error --port")
+                    .arg(port.to_string())
+                    .words(&format!("--worker-urls http://127.0.0.1:{first} http://127.0.0.1:{second}"));
+                let log = self.logs.join("sglang-router.log");
+                let _router = Server::start("sglang-router", &cmd, &self.host.root, &log)?;
+                let engines = format!("--engine 127.0.0.1:{first} --engine 127.0.0.1:{second}");
+                let rows = self.our_rows(&format!("{bench} --against 127.0.0.1:{port} {engines}"))?;
+                ("other proxy", rows)
+            }
+            other => bail!("{other} has no proxy"),
+        };
+        let row = |what: &str| {
+            rows.iter().find(|row| row["what"] == what).with_context(|| format!("no row of the {what}"))
+        };
+        let (itself, through) = (row("engine itself")?, row(way)?);
+        let failed = number(through, "failed")?;
+        ensure!(failed == 0.0, "{failed} requests failed");
+        Ok(Sample {
+            items_s: number(through, "per_s")?,
+            p50_us: number(through, "ttft_us")? - number(itself, "ttft_us")?,
+            ..Sample::default()
+        })
     }
 
     fn redis(&mut self, op: &str, value: u64, batch: u32) -> Result<Sample> {
@@ -616,4 +699,18 @@ fn number(value: &Value, name: &str) -> Result<f64> {
 
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+}
+
+/// The first of so many free ports in a row.
+fn free_ports(many: u16) -> Result<u16> {
+    for _ in 0..100 {
+        let first = free_port()?;
+        let Some(last) = first.checked_add(many - 1) else { continue };
+        let bound: std::io::Result<Vec<_>> =
+            (first..=last).map(|port| TcpListener::bind(("127.0.0.1", port))).collect();
+        if bound.is_ok() {
+            return Ok(first);
+        }
+    }
+    bail!("no {many} free ports in a row")
 }

@@ -48,7 +48,8 @@ impl Report<'_> {
         for ((row, contestant), why) in self.failed {
             println!("  {contestant}: failed at {row}: {why}");
         }
-        let heading = ["row", "who", "GB/s (min-max)", "items/s", "p50 us", "CPU-s/GiB", "bytes/object"];
+        let heading =
+            ["row", "who", "GB/s (min-max)", "items/s", "p50 us", "CPU-s/GiB", "items/CPU-s", "bytes/object"];
         let mut table = vec![heading.map(str::to_owned).to_vec()];
         for row in self.rows {
             for contestant in row.contestants() {
@@ -76,6 +77,7 @@ impl Report<'_> {
                     } else {
                         figure(median(|sample| sample.cpu_s_per_gib), 3)
                     },
+                    figure(median(|sample| sample.items_per_cpu_s), 0),
                     figure(median(|sample| sample.bytes_per_object), 0),
                 ]);
             }
@@ -125,6 +127,7 @@ impl Report<'_> {
                         "items_s": spread(self.spread(row, one, |sample| sample.items_s)),
                         "p50_us": spread(self.spread(row, one, |sample| sample.p50_us)),
                         "cpu_s_per_gib": spread(self.spread(row, one, |sample| sample.cpu_s_per_gib)),
+                        "items_per_cpu_s": spread(self.spread(row, one, |sample| sample.items_per_cpu_s)),
                         "bytes_per_object": spread(self.spread(row, one, |sample| sample.bytes_per_object)),
                     })
                 });

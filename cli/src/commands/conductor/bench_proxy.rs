@@ -12,6 +12,7 @@ use conductor::{Conductor, Config, PolicyName, ScheduleConfig};
 use serde::Serialize;
 
 use super::serve::no_start;
+use crate::commands::mock_engine;
 use crate::exit::{EXIT_CODES, Exit, Failure};
 use crate::output::{self, Align, Table};
 use crate::{Outcome, fail, sys};
@@ -31,7 +32,7 @@ const START_TIME_MAX: Duration = Duration::from_secs(90);
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(super) struct Args {
-    /// Address of a mock engine; twice or more for several [default: two with free ports].
+    /// Address at which a mock engine is started; repeated for several [default: two with free ports].
     #[arg(long, value_name = "ADDR:PORT")]
     engine: Vec<SocketAddr>,
     /// Another proxy to compare with, which has these engines; it is waited for.
@@ -72,8 +73,9 @@ pub(super) fn run(args: &Args) -> Outcome {
     let listen = if args.engine.is_empty() { vec![any; 2] } else { args.engine.clone() };
     let engine =
         |listen| conductor::mock::MockConfig { listen, speed: 0.0, role: Role::Both, ..Default::default() };
+    let addresses: Vec<Option<SocketAddr>> = listen.iter().copied().map(Some).collect();
     let engines = MockEngines::start(listen.into_iter().map(engine).collect())
-        .context("cannot start the mock engines")?;
+        .map_err(|error| mock_engine::no_start(&addresses, &error))?;
     let settings = Config {
         listen: any,
         engines: engines.engines().iter().enumerate().map(|(at, engine)| settings_of(at, engine)).collect(),
