@@ -42,6 +42,7 @@ class Service:
 
     def __init__(self, kind, port):
         self.kind = kind
+        self.query_path = "/query" if kind == "dynamo" else "/query?shape=instances"
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
 
     def post(self, path, body):
@@ -64,13 +65,13 @@ class Service:
         self.post("/register", json.dumps(body))
 
     def query_body(self, tokens):
-        return json.dumps({"token_ids": tokens, "model_name": "model", "model": "model", "block_size": BLOCK_TOKENS})
+        name = "model_name" if self.kind == "dynamo" else "model"
+        return json.dumps({"token_ids": tokens, name: "model", "block_size": BLOCK_TOKENS})
 
     def matched(self, tokens, instance):
         """Tokens of a prompt that an instance has."""
-        answer = json.loads(self.post("/query", self.query_body(tokens)))
-        instances = answer.get("instances", answer)
-        found = instances.get(str(instance))
+        answer = json.loads(self.post(self.query_path, self.query_body(tokens)))
+        found = answer["instances"].get(str(instance))
         return 0 if found is None else found["longest_matched"]
 
 
@@ -181,8 +182,8 @@ def main():
     visible, cpu = time.perf_counter() - began, cpu_s(pid) - cpu_before
 
     body = service.query_body(lasts[0][: QUERY_BLOCKS * BLOCK_TOKENS])
-    timed(service, "/query", body, queries // 10 + 1)
-    times = timed(service, "/query", body, queries)
+    timed(service, service.query_path, body, queries // 10 + 1)
+    times = timed(service, service.query_path, body, queries)
     floor = timed(service, "/health", None, queries)
     count = chains * CHAIN_BLOCKS
     print(
