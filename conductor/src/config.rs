@@ -94,6 +94,9 @@ pub struct EngineConfig {
     /// Where the engine serves HTTP, `HOST:PORT`; empty: unknown, so that no text can be tokenised there and
     /// the proxy does not forward to it.
     pub http: String,
+    /// Engines of the same tenant, model, role and class share what is learnt about how fast they are, such as
+    /// those on one type of GPU. Default empty, a class like others.
+    pub class: String,
     /// Port of the bootstrap server of a prefill engine of SGLang (`--disaggregation-bootstrap-port`).
     pub bootstrap_port: u16,
 }
@@ -187,6 +190,10 @@ pub struct ScheduleConfig {
     pub tbt_slo_ms: u32,
     /// How long a reservation lives without news, milliseconds, at least 100. Default 600,000.
     pub reservation_ms_max: u32,
+    /// Whether a decision may have an instance fetch a part of a prompt from another one. The client that asks
+    /// for the decision has to see to it; with `proxy_listen` there is none, as engines fetch prefixes from
+    /// stores only. Default true.
+    pub fetch: bool,
     /// How long an instance is assumed to have a prompt's blocks after the prompt was placed there, unless
     /// its events say so, milliseconds. Default 30,000.
     pub assumed_ms: u32,
@@ -341,6 +348,7 @@ impl EngineConfig {
             ("lora", &self.lora, 0),
             ("salt", &self.salt, 0),
             ("topic", &self.topic, 0),
+            ("class", &self.class, 0),
         ];
         for (field, text, least) in names {
             if !(least..=NAME_BYTES_MAX).contains(&text.len()) {
@@ -530,6 +538,7 @@ impl Default for EngineConfig {
             dp_ranks: 1,
             role: Role::default(),
             http: String::new(),
+            class: String::new(),
             bootstrap_port: 8_998,
         }
     }
@@ -569,6 +578,7 @@ impl Default for ScheduleConfig {
             ttft_slo_ms: 30_000,
             tbt_slo_ms: 300,
             reservation_ms_max: 600_000,
+            fetch: true,
             assumed_ms: 30_000,
         }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Instance {
     /// Tokens per block.
     pub(crate) block_tokens: u32,
     pub(crate) role: Role,
+    /// Of those that are equally fast.
+    pub(crate) class: String,
     pub(crate) is_store: bool,
     pub(crate) kind: EngineKind,
     /// Where it serves HTTP; empty: unknown.

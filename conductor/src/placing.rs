@@ -20,7 +20,8 @@ pub(crate) struct Request<'a> {
 }
 
 impl Shared {
-    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks.
+    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks. `matches` is
+    /// what instances have now, `coming` what they will have, with what was assumed after former decisions.
     ///
     /// # Errors
     /// See [`Refusal`].
@@ -29,12 +30,13 @@ impl Shared {
         context: ContextId,
         request: &Request<'_>,
         matches: &Matches,
+        coming: &Matches,
         keys: &[BlockKey],
     ) -> Result<Decision, Refusal> {
         let now = self.now();
         let mut schedule = self.schedule();
         let model = schedule.model(request.tenant, request.model);
-        let decision = schedule.scheduler.decide(
+        let decision = schedule.scheduler.decide_with(
             now,
             &Ask {
                 model,
@@ -46,11 +48,12 @@ impl Shared {
                 expected_output: request.expected_output,
                 slo: request.slo,
             },
+            &coming.instances,
         )?;
-        schedule.decided(now, decision.reservation, decision.ttft);
+        schedule.decided(now, &decision);
         drop(schedule);
         let until = now + Duration::from_millis(self.config.schedule.assumed_ms.into());
-        let best = |id| matches.instances.iter().find(|it| it.instance == id).map_or(0, |it| it.dp_rank);
+        let best = |id| coming.instances.iter().find(|it| it.instance == id).map_or(0, |it| it.dp_rank);
         let mut knowledge = self.knowledge.write();
         knowledge.assume(context, decision.prefill, best(decision.prefill), keys, until);
         if decision.decode != decision.prefill {

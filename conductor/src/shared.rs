@@ -11,7 +11,7 @@ use conductor_core::events::LoadStat;
 use conductor_core::index::IndexLimits;
 use conductor_core::knowledge::{self, Knowledge, PublisherId};
 use conductor_core::scheduler::{
-    KindId, Limits, LoadReport, PolicyKind, ReservationId, Scheduler, SchedulerConfig,
+    Decision, KindId, Limits, LoadReport, PolicyKind, ReservationId, Role, Scheduler, SchedulerConfig,
 };
 use te_core::Instant;
 
@@ -22,6 +22,10 @@ use crate::turns::Turns;
 
 /// Most instances; the scheduler's memory is allocated for them.
 const INSTANCES_MAX: u32 = 4_096;
+/// Most kinds of engines; further ones share one.
+const KINDS_MAX: usize = 1_024;
+/// Tokens over which the time of a decode step is averaged.
+const STEPS_SEEN: u32 = 8;
 /// Pairs of predicted and actual times to the first token that the status page shows.
 const TTFTS_SHOWN: usize = 256;
 
@@ -49,6 +53,8 @@ pub(crate) struct Counts {
     pub(crate) tokens: AtomicU64,
     /// Of them, tokens that some instance has.
     pub(crate) hit_tokens: AtomicU64,
+    /// Prompts that were placed without knowing their length.
+    pub(crate) unknown_prompts: AtomicU64,
     /// Requests whose body was refused.
     pub(crate) bad_requests: AtomicU64,
     /// Requests with a wrong secret, or from another host without one.
@@ -76,15 +82,24 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) scheduler: Scheduler,
-    /// The one kind of engine: its costs are fitted to what engines report.
-    pub(crate) kind: KindId,
+    /// Kinds of engines by model, role and class: each has costs that are fitted to what is reported.
+    kinds: HashMap<(u32, Role, String), KindId>,
     models: HashMap<(String, String), u32>,
     /// Reservations without a first token, and what was predicted for them.
     predicted: HashMap<u64, Predicted>,
     /// Latest pairs of predicted and actual time to the first token.
     pub(crate) ttfts: VecDeque<(Duration, Duration)>,
-    /// Output tokens of reservations that were reported by differences.
-    outputs: HashMap<u64, u32>,
+    /// Output of reservations, which is reported by differences.
+    outputs: HashMap<u64, Output>,
+}
+
+/// What a reservation's request has given so far.
+#[derive(Clone, Copy, Debug)]
+struct Output {
+    tokens: u32,
+    decode: InstanceId,
+    /// When it had given how many tokens: steps are counted from there.
+    since: (Instant, u32),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,21 +111,26 @@ struct Predicted {
 impl Schedule {
     fn new(config: &Config) -> Self {
         let policy = config.schedule.policy.name().parse::<PolicyKind>().unwrap_or(PolicyKind::Cost);
-        let mut scheduler = Scheduler::new(SchedulerConfig {
+        let with_proxy = config.proxy_listen.is_some();
+        let scheduler = Scheduler::new(SchedulerConfig {
             limits: Limits {
                 instances: INSTANCES_MAX.min(config.limits.publishers_max),
                 reservations: config.limits.reservations_max,
                 models: config.limits.contexts_max,
+                tokens_max: config.limits.tokens_max,
                 ..Limits::default()
             },
             policy,
+            fetches: config.schedule.fetch && !with_proxy,
+            // What the network gives is not known, but seen in the times to the first token.
+            ships: false,
+            reports_of_proxy: true,
             reservation_ttl: Duration::from_millis(config.schedule.reservation_ms_max.into()),
             ..SchedulerConfig::default()
         });
-        let kind = scheduler.add_kind(CostModel::LLAMA3_70B_A800);
         Self {
             scheduler,
-            kind,
+            kinds: HashMap::new(),
             models: HashMap::new(),
             predicted: HashMap::new(),
             ttfts: VecDeque::with_capacity(TTFTS_SHOWN),
@@ -124,9 +144,27 @@ impl Schedule {
         *self.models.entry((tenant.to_owned(), model.to_owned())).or_insert(next)
     }
 
+    /// The kind of engines of a model, role and class, with the costs that a new one begins with.
+    pub(crate) fn kind(&mut self, model: u32, role: Role, class: &str) -> KindId {
+        let key = (model, role, class.to_owned());
+        if let Some(kind) = self.kinds.get(&key) {
+            return *kind;
+        }
+        if self.kinds.len() >= KINDS_MAX
+            && let Some(any) = self.kinds.values().next()
+        {
+            return *any;
+        }
+        let kind = self.scheduler.add_kind(CostModel::LLAMA3_70B_A800);
+        self.kinds.insert(key, kind);
+        kind
+    }
+
     /// A decision was made.
-    pub(crate) fn decided(&mut self, now: Instant, id: ReservationId, ttft: Duration) {
+    pub(crate) fn decided(&mut self, now: Instant, decision: &Decision) {
+        let (id, ttft) = (decision.reservation, decision.ttft);
         self.predicted.insert(id.to_u64(), Predicted { at: now, ttft });
+        self.outputs.insert(id.to_u64(), Output { tokens: 0, decode: decision.decode, since: (now, 0) });
         // Reservations end by themselves, without a report; their numbers are never used again.
         if self.predicted.len() as u64 > 2 * u64::from(self.scheduler.reservations()) + 1_024 {
             self.predicted.retain(|_, predicted| now - predicted.at < Duration::from_secs(600));
@@ -144,20 +182,28 @@ impl Schedule {
     }
 
     /// More output tokens of a request were seen. Returns how many there are in all.
-    pub(crate) fn more_output(&mut self, id: ReservationId, more: u32) -> u32 {
+    pub(crate) fn more_output(&mut self, now: Instant, id: ReservationId, more: u32) -> u32 {
         if self.outputs.len() > 4 * self.scheduler.reservations() as usize + 1_024 {
             // Those of reservations that ended without a report.
-            self.outputs.clear();
+            self.outputs.retain(|_, output| now - output.since.0 < Duration::from_secs(600));
         }
-        let output = self.outputs.entry(id.to_u64()).or_default();
-        *output = output.saturating_add(more);
-        *output
+        let Some(output) = self.outputs.get_mut(&id.to_u64()) else { return more };
+        output.tokens = output.tokens.saturating_add(more);
+        let (at, tokens) = output.since;
+        let steps = output.tokens - tokens;
+        if tokens == 0 {
+            output.since = (now, output.tokens);
+        } else if steps >= STEPS_SEEN {
+            output.since = (now, output.tokens);
+            self.scheduler.step_seen(now, output.decode, (now - at) / steps);
+        }
+        output.tokens
     }
 
     /// A request has ended. Returns its output tokens.
     pub(crate) fn ended(&mut self, id: ReservationId) -> u32 {
         self.predicted.remove(&id.to_u64());
-        self.outputs.remove(&id.to_u64()).unwrap_or_default()
+        self.outputs.remove(&id.to_u64()).map_or(0, |output| output.tokens)
     }
 }
 

@@ -173,7 +173,7 @@ impl Scheduler {
             }
         };
         cluster.refusing_tbt = false;
-        let ttft = cluster.ttft(now, &plan, &chosen);
+        let ttft = cluster.ttft(now, ask, &plan, &chosen);
         let ttft_max = cluster.threshold(limit(ask.slo.ttft), cluster.refusing_ttft);
         if admission && ttft > ttft_max {
             cluster.refusing_ttft = true;
@@ -207,9 +207,14 @@ impl Cluster {
         }
     }
 
-    fn ttft(&self, now: Instant, plan: &Plan, chosen: &Chosen) -> u64 {
+    fn ttft(&self, now: Instant, ask: &Ask<'_>, plan: &Plan, chosen: &Chosen) -> u64 {
         if self.config.first_token_after_transfer && chosen.ship > 0 {
             return chosen.arrived.saturating_sub(now.as_nanos());
+        }
+        if self.config.reports_of_proxy && chosen.slot != plan.candidate.slot {
+            let kind = usize::from(self.instance(chosen.slot).spec.kind.0);
+            let seconds = self.kinds[kind].handover.predict(&[1.0, f64::from(ask.tokens)]);
+            return plan.estimate.total.saturating_add(crate::cost::nanos(seconds));
         }
         plan.estimate.total
     }
@@ -222,7 +227,7 @@ impl Cluster {
         let work = PrefillWork::of(ask.tokens, reused);
         let blocks = plan.estimate.blocks;
         let (prefill_ns, occupancy_ns) = (plan.estimate.prefill, plan.candidate.prefill.occupancy(blocks));
-        let ttft = self.ttft(now, plan, chosen);
+        let ttft = self.ttft(now, ask, plan, chosen);
         let fetch = plan
             .from
             .map(|holder| self.book_transfer(holder.slot, prefill, plan.fetch_earliest, plan.fetch_span));
@@ -239,7 +244,7 @@ impl Cluster {
         let counted = decode.projection.add(chosen.load, arrived, finish);
         let uncached = ask.tokens - reused;
         let r = self.book.get_mut(slot);
-        r.stage = Stage::Queued;
+        (r.stage, r.prefilled) = (Stage::Queued, None);
         (r.model, r.tokens, r.output_expected, r.placed) = (ask.model, ask.tokens, output_expected, now);
         (r.prefill, r.decode, r.ttft_predicted, r.step_ns) = (prefill, chosen.slot, ttft, chosen.step);
         (r.work, r.prefill_ns, r.occupancy_ns, r.uncached) = (work, prefill_ns, occupancy_ns, uncached);
@@ -370,7 +375,8 @@ impl Scratch {
         let nanos = now.as_nanos();
         // A policy that does not know what is booked takes the holder that comes first.
         let blind = cluster.config.policy == PolicyKind::CostBlind;
-        for (slot, found) in self.matches.iter().enumerate() {
+        let holders = if cluster.config.fetches { &self.matches[..] } else { &[] };
+        for (slot, found) in holders.iter().enumerate() {
             if found.disk == 0 {
                 continue;
             }
