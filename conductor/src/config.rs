@@ -28,7 +28,7 @@ pub struct Config {
     /// `/health`, `/ready` and `/metrics` are served under every name. Default none.
     pub http_hosts: Vec<String>,
     /// The secret that requests which change something have to send (`Authorization: Bearer`): `/register`,
-    /// `/unregister`, `/snapshot`. Empty: such requests are accepted from this host only. On the command line
+    /// `/unregister`. Empty: such requests are accepted from this host only. On the command line
     /// it is `cluster.admin_secret`.
     #[serde(skip)]
     pub admin_secret: store_core::Secret,
@@ -40,8 +40,9 @@ pub struct Config {
     /// How often the file is written, seconds, at least 1. It is written when the Conductor stops, too.
     /// Default 60.
     pub snapshot_s: u32,
-    /// HTTP address of a second Conductor with the same engines, `host:port`; digests are compared with it,
-    /// and what is missing here is taken from it. Empty: this Conductor is alone. Default empty.
+    /// HTTP address of a second Conductor with the same engines, `host:port`. Digests are compared with it, and
+    /// what differs unchanged in three comparisons is read anew from its engine, here. Empty: this Conductor
+    /// is alone. Default empty.
     pub peer: String,
     /// How often digests are compared, milliseconds, at least 100. Default 2,000.
     pub peer_ms: u32,

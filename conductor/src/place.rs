@@ -51,13 +51,12 @@ impl Place for Shared {
                 tbt: limit(self.config.schedule.tbt_slo_ms),
             },
         };
-        let decision =
-            self.place_request(context, &request, &matches, &coming, &keys).map_err(|refusal| {
-                match refusal.reason {
-                    Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
-                    _ => Refused::Overloaded { retry_after: refusal.retry_after },
-                }
-            })?;
+        let decision = self.place_request(context, &request, &matches, &coming, &keys).map_err(
+            |refusal| match refusal.reason {
+                Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
+                _ => Refused::Overloaded { retry_after: refusal.retry_after },
+            },
+        )?;
         let engine = |id| self.directory().instances.get(&id).and_then(|it| engine_of(id, it));
         match (engine(decision.prefill), engine(decision.decode)) {
             (Some(prefill), Some(decode)) => Ok(Placed {
@@ -125,7 +124,7 @@ impl Shared {
     /// The length by which a prompt is placed. One whose tokens no engine tells is counted, and placed like
     /// one of [`PROMPT_TOKENS_UNKNOWN`]; one beyond the limit like one at the limit, as the engine decides
     /// what is too long for its model.
-    fn prompt_tokens(&self, tokens: &[u32]) -> u32 {
+    pub(crate) fn prompt_tokens(&self, tokens: &[u32]) -> u32 {
         if tokens.is_empty() {
             Counts::add(&self.counts.unknown_prompts, 1);
             return PROMPT_TOKENS_UNKNOWN.min(self.config.limits.tokens_max);

@@ -334,3 +334,155 @@ impl Shared {
         Some(now + if swept > 0 { AGAIN_WHILE_DIRTY } else { AGAIN })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use conductor_core::InstanceMatch;
+    use conductor_core::cost::{DecodeCost, PrefillCost, PrefillWork};
+    use conductor_core::scheduler::{Ask, InstanceSpec, Slo};
+    use te_core::testkit::Rng;
+
+    const PREFILLS: u32 = 3;
+    /// About 200 times as fast as what the Conductor begins with, and of another shape.
+    const PREFILL: PrefillCost =
+        PrefillCost { per_prompt: 1e-3, per_token: 7e-7, per_square: 2e-12, per_reused: 2e-8 };
+    const DECODE: DecodeCost = DecodeCost { per_step: 2e-4, per_sequence: 2e-5, per_context_token: 1e-10 };
+
+    /// A factor around 1 with a standard deviation of 10 %.
+    fn noise(rng: &mut Rng) -> f64 {
+        let sum: f64 = (0..4).map(|_| rng.below(1_000_001) as f64 / 1e6 - 0.5).sum();
+        1.0 + 0.1 * sum * 3.0_f64.sqrt()
+    }
+
+    #[derive(Clone, Copy)]
+    enum Report {
+        Prefilled,
+        FirstToken,
+        Tokens(u32),
+        Done,
+    }
+
+    /// 3 prefill and 2 decode engines in simulated time, as a proxy reports them. Returns the median errors
+    /// of the times to the first token, of so many requests at a time.
+    fn errors(seed: u64, config: &Config, requests: u64) -> Vec<f64> {
+        let (mut rng, mut schedule) = (Rng::new(seed), Schedule::new(config));
+        let model = schedule.model("default", "m");
+        for number in 0..5 {
+            let role = if number < PREFILLS { Role::Prefill } else { Role::Decode };
+            let kind = schedule.kind(model, role, "");
+            let spec = InstanceSpec::new(InstanceId(number), role, kind);
+            schedule.scheduler.add_instance(InstanceSpec { model, ..spec }).unwrap();
+        }
+        let (mut free, mut medians) = ([Instant::ZERO; PREFILLS as usize], Vec::new());
+        let mut reports: std::collections::BTreeMap<(Instant, u64, u8), (ReservationId, Report)> =
+            std::collections::BTreeMap::new();
+        let mut now = Instant::ZERO;
+        for request in 0..requests {
+            now = now + Duration::from_nanos(rng.below(3_000_000));
+            while let Some(entry) = reports.first_entry().filter(|entry| entry.key().0 <= now) {
+                let ((at, ..), (id, report)) = entry.remove_entry();
+                match report {
+                    Report::Prefilled => schedule.scheduler.prefill_done(at, id).unwrap(),
+                    Report::FirstToken => {
+                        schedule.first_token(at, id);
+                        schedule.scheduler.first_token(at, id).unwrap();
+                    }
+                    Report::Tokens(more) => {
+                        let output = schedule.more_output(at, id, more);
+                        schedule.scheduler.output_tokens(at, id, output).unwrap();
+                    }
+                    Report::Done => {
+                        let output = schedule.ended(id);
+                        schedule.scheduler.done(at, id, output).unwrap();
+                    }
+                }
+            }
+            let tokens = 500 + rng.below(8_000) as u32;
+            let has = rng.below(u64::from(tokens) / 16) as u32;
+            let matched = |number| InstanceMatch {
+                instance: InstanceId(number),
+                gpu: has,
+                cpu: has,
+                disk: has,
+                ..InstanceMatch::default()
+            };
+            let matches = [matched(rng.below(u64::from(PREFILLS)) as u32)];
+            let ask = Ask {
+                model,
+                tokens,
+                block_tokens: 16,
+                matches: &matches,
+                store_blocks: 0,
+                keys: &[],
+                expected_output: Some(16),
+                slo: Slo::NONE,
+            };
+            let decision = schedule.scheduler.decide(now, &ask).unwrap();
+            schedule.decided(now, &decision);
+            let work = PrefillWork::of(tokens, decision.reuse_blocks * 16);
+            let takes = Duration::from_secs_f64(PREFILL.seconds(&work) * noise(&mut rng));
+            let free = &mut free[decision.prefill.0 as usize];
+            let prefilled = (*free).max(now) + takes;
+            *free = prefilled;
+            // The transfer to the decode engine.
+            let first =
+                prefilled + Duration::from_secs_f64((3e-4 + 2e-8 * f64::from(tokens)) * noise(&mut rng));
+            let step = DECODE.time(4, 16_000);
+            let id = decision.reservation;
+            reports.insert((prefilled, request, 0), (id, Report::Prefilled));
+            reports.insert((first, request, 1), (id, Report::FirstToken));
+            reports.insert((first, request, 2), (id, Report::Tokens(1)));
+            reports.insert((first + step * 10, request, 3), (id, Report::Tokens(10)));
+            reports.insert((first + step * 15, request, 4), (id, Report::Done));
+            if request % 250 == 249 {
+                let relative = |(predicted, actual): &(Duration, Duration)| {
+                    (predicted.as_secs_f64() - actual.as_secs_f64()).abs() / actual.as_secs_f64()
+                };
+                let mut errors: Vec<f64> = schedule.ttfts.iter().rev().take(200).map(relative).collect();
+                errors.sort_by(f64::total_cmp);
+                medians.push(errors[errors.len() / 2]);
+            }
+        }
+        medians
+    }
+
+    #[test]
+    fn first_tokens_of_engines_of_unknown_speed_are_predicted_within_ten_percent_after_500_requests() {
+        let config = Config { proxy_listen: Some(([127, 0, 0, 1], 0).into()), ..Config::default() };
+        for seed in 0..10 {
+            let medians = errors(seed, &config, 1_000);
+            println!("seed {seed}: simulated median errors {medians:.3?}");
+            assert!(medians[2..].iter().all(|&error| error <= 0.1), "seed {seed}: {medians:?}");
+        }
+    }
+
+    #[test]
+    fn engines_of_one_role_and_class_are_of_one_kind_and_kinds_have_a_limit() {
+        let mut schedule = Schedule::new(&Config::default());
+        let kind = schedule.kind(0, Role::Prefill, "");
+        assert_eq!(schedule.kind(0, Role::Prefill, ""), kind);
+        assert_ne!(schedule.kind(0, Role::Decode, ""), kind);
+        assert_ne!(schedule.kind(1, Role::Prefill, ""), kind);
+        assert_ne!(schedule.kind(0, Role::Prefill, "fast"), kind);
+        for class in 0..2 * KINDS_MAX {
+            schedule.kind(0, Role::Prefill, &class.to_string());
+        }
+        assert_eq!(schedule.kinds.len(), KINDS_MAX);
+    }
+
+    #[test]
+    fn a_prompt_of_unknown_length_is_placed_and_counted() {
+        let shared = Shared::new(Config::default());
+        assert_eq!(shared.prompt_tokens(&[]), 1_024);
+        assert_eq!(shared.prompt_tokens(&[1; 7]), 7);
+        assert_eq!(shared.counts.unknown_prompts.load(Ordering::Relaxed), 1);
+        let small = config_with_tokens_max(5);
+        assert_eq!(Shared::new(small).prompt_tokens(&[1; 7]), 5);
+    }
+
+    fn config_with_tokens_max(tokens_max: u32) -> Config {
+        let limits = crate::config::LimitsConfig { tokens_max, ..Default::default() };
+        Config { limits, ..Config::default() }
+    }
+}
