@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use te_core::Instant;
+
 use crate::index::Index;
 use crate::learned::Learned;
 use crate::{Context, ContextId, EngineHash, InstanceId, OwnerId, Tier};
@@ -15,6 +17,9 @@ pub(super) struct Owner {
     pub(super) tier: Tier,
     pub(super) group: u32,
 }
+
+/// The group of a GPU of which blocks are assumed and no event has told a group: the first one that is told.
+const GROUP_UNKNOWN: u32 = u32::MAX;
 
 /// A rank of a publisher, and its owners.
 #[derive(Debug)]
@@ -75,6 +80,12 @@ impl ContextState {
             return Some(owner);
         }
         let groups = &mut self.ranks.get_mut(rank as usize)?.as_mut()?.tiers[tier as usize];
+        if let Some((unknown, owner)) = groups.first_mut().filter(|(group, _)| *group == GROUP_UNKNOWN) {
+            // Now it is known.
+            *unknown = group;
+            self.owners.get_mut(owner.0 as usize)?.as_mut()?.group = group;
+            return Some(*owner);
+        }
         if groups.len() >= groups_max {
             return None;
         }
@@ -83,11 +94,22 @@ impl ContextState {
         Some(owner)
     }
 
-    /// The owner that stands for the GPU of an instance's rank, made if it is missing.
-    pub(super) fn gpu_owner(&mut self, instance: InstanceId, dp_rank: u32) -> Option<OwnerId> {
+    /// Assumes blocks of every group of the GPU of an instance's rank. Returns how many are new.
+    pub(super) fn assume(
+        &mut self,
+        (instance, dp_rank): (InstanceId, u32),
+        keys: &[BlockKey],
+        until: Instant,
+    ) -> usize {
         let is = |rank: &Rank| rank.instance == instance && rank.dp_rank == dp_rank;
-        let rank = self.ranks.iter().position(|rank| rank.as_ref().is_some_and(is))?;
-        self.owner_or_new(rank as u32, Tier::Gpu, 0, usize::MAX)
+        let Some(at) = self.ranks.iter().position(|rank| rank.as_ref().is_some_and(is)) else { return 0 };
+        let Some(rank) = self.rank(at as u32) else { return 0 };
+        if rank.tiers[Tier::Gpu as usize].is_empty() {
+            self.owner_or_new(at as u32, Tier::Gpu, GROUP_UNKNOWN, 1);
+        }
+        let Self { index, ranks, .. } = self;
+        let groups = ranks[at].as_ref().map_or(&[][..], |rank| &rank.tiers[Tier::Gpu as usize]);
+        groups.iter().map(|(_, owner)| index.assumed(*owner, keys, until)).max().unwrap_or(0)
     }
 
     pub(super) fn clear_rank(&mut self, rank: u32) {
