@@ -21,10 +21,14 @@
 mod config;
 mod directory;
 mod discovery;
+#[cfg(feature = "gateway")]
+mod gateway;
 mod hot;
 mod http;
 mod io;
 mod keeper;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod metrics;
 pub mod mock;
 mod place;
@@ -38,8 +42,8 @@ mod snapshot;
 mod turns;
 
 pub use config::{
-    BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,
-    NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
+    BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, GatewayConfig,
+    KubernetesConfig, LimitsConfig, NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
 };
 pub use publisher::Publisher;
 pub use registry::RegisterError;

@@ -39,7 +39,8 @@ impl Place for Shared {
         let request = Request {
             tenant,
             model: ask.model,
-            tokens: u32::try_from(ask.tokens.len()).unwrap_or(u32::MAX),
+            // A prompt whose tokens are unknown is placed as a short one.
+            tokens: u32::try_from(ask.tokens.len()).unwrap_or(u32::MAX).max(1),
             block_tokens,
             expected_output: ask.output_tokens_max,
             slo: Slo {
@@ -47,8 +48,9 @@ impl Place for Shared {
                 tbt: limit(self.config.schedule.tbt_slo_ms),
             },
         };
+        let among = ask.among.map(|addresses| self.directory().at(addresses));
         let decision =
-            self.place_request(context, &request, &matches, &keys).map_err(|refusal| {
+            self.place_request(context, &request, &matches, &keys, among.as_deref()).map_err(|refusal| {
                 match refusal.reason {
                     Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
                     _ => Refused::Overloaded { retry_after: refusal.retry_after },

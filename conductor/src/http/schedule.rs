@@ -96,7 +96,7 @@ fn decide(app: &App, prompt: &Prompt, matches: &Matches, keys: &[BlockKey]) -> R
     };
     let decision = app
         .shared
-        .place_request(prompt.context, &request, matches, keys)
+        .place_request(prompt.context, &request, matches, keys, None)
         .map_err(|refusal| refused(&refusal))?;
     Ok(decision)
 }
