@@ -145,8 +145,9 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
 
     let page = file("docs/reference/metrics.md");
     let row = |line: &str| Some(line.strip_prefix("| `snowskin_")?.split('`').next()?.to_owned());
-    let listed: BTreeSet<String> =
-        page.lines().filter_map(row).map(|name| format!("snowskin_{name}")).collect();
+    // Those of the Conductor are compared with the page by a test of its own.
+    let here = page.lines().filter_map(row).filter(|name| !name.starts_with("conductor_"));
+    let listed: BTreeSet<String> = here.map(|name| format!("snowskin_{name}")).collect();
     let missing: Vec<_> = said.difference(&listed).collect();
     assert!(missing.is_empty(), "add to docs/reference/metrics.md: {missing:?}");
     let gone: Vec<_> = listed.difference(&said).collect();

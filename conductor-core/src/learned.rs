@@ -229,6 +229,17 @@ mod tests {
         assert_eq!((full, of(&learned, 1).len()), (30 - BLOCKS_PER_HASH_MAX, BLOCKS_PER_HASH_MAX));
     }
 
+    #[test]
+    fn hashes_made_to_collide_take_little_memory() {
+        let mut learned = Learned::new(1 << 20);
+        let hash = |i: u64| EngineHash(unspread(u64::MAX - 1 - i));
+        (0..4000).for_each(|i| assert_eq!(learned.learn(hash(i), BlockKey(i)), Learnt::New));
+        assert!((0..4000).all(|i| learned.get(hash(i)).eq([BlockKey(i)])));
+        assert!(learned.bytes() < 1 << 20, "{} bytes", learned.bytes());
+        let full = (4000..10_000).filter(|i| learned.learn(hash(*i), BlockKey(*i)) == Learnt::Full).count();
+        assert!(full > 5000, "{full} were refused");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 

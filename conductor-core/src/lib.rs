@@ -50,6 +50,46 @@
 //! assert_eq!(wanted, published);
 //! # Ok::<(), conductor_core::events::BatchError>(())
 //! ```
+//!
+//! A request goes where its first token comes soonest, and books what it will use:
+//!
+//! ```
+//! use core::time::Duration;
+//! use conductor_core::cost::CostModel;
+//! use conductor_core::scheduler::{Ask, InstanceSpec, Role, Scheduler, SchedulerConfig, Slo};
+//! use conductor_core::{InstanceId, InstanceMatch};
+//! use te_core::Instant;
+//!
+//! let mut scheduler = Scheduler::new(SchedulerConfig::default());
+//! let kind = scheduler.add_kind(CostModel::LLAMA3_70B_A800);
+//! for (id, role) in [(1, Role::Prefill), (2, Role::Prefill), (3, Role::Decode)] {
+//!     scheduler.add_instance(InstanceSpec::new(InstanceId(id), role, kind))?;
+//! }
+//!
+//! // Instance 2 has 20 of the prompt's blocks of 512 tokens.
+//! let matches = [InstanceMatch { instance: InstanceId(2), dp_rank: 0, gpu: 20, cpu: 20, disk: 20 }];
+//! let ask = Ask {
+//!     model: 0,
+//!     tokens: 12_000,
+//!     block_tokens: 512,
+//!     matches: &matches,
+//!     store_blocks: 0,
+//!     keys: &[],
+//!     expected_output: None,
+//!     slo: Slo { ttft: Duration::from_secs(30), tbt: Duration::from_millis(100) },
+//! };
+//! let decision = scheduler.decide(Instant::from_millis(5), &ask)?;
+//! assert_eq!((decision.prefill, decision.reuse_blocks, decision.fetch), (InstanceId(2), 20, None));
+//! assert_eq!(decision.decode, InstanceId(3));
+//!
+//! // What happens is reported; the predictions learn from it.
+//! let id = decision.reservation;
+//! scheduler.prefill_started(Instant::from_millis(6), id)?;
+//! scheduler.first_token(Instant::from_millis(400), id)?;
+//! scheduler.done(Instant::from_millis(9_000), id, 180)?;
+//! assert_eq!(scheduler.reservations(), 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 #![cfg_attr(not(feature = "std"), no_std)]
 #![deny(unsafe_code)]
 

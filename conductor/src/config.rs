@@ -26,7 +26,7 @@ pub struct Config {
     /// rest; port 0: the system chooses a port. Default `127.0.0.1:13333`.
     pub listen: SocketAddr,
     /// Address of the OpenAI proxy, which forwards requests to the engines that are chosen for them; none: no
-    /// proxy. It authenticates nobody. Default none.
+    /// proxy. It authenticates no client. Default none.
     pub proxy_listen: Option<SocketAddr>,
     /// Host names under which the HTTP interface is served, in addition to addresses, `localhost`, names
     /// without dots and names below `.local`, `.internal`, `.localhost`, `.home.arpa` and `.test`. Requests

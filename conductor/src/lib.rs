@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod config;
+pub mod demo;
 mod directory;
 mod discovery;
 #[cfg(feature = "gateway")]

@@ -1,5 +1,5 @@
-//! [`Publisher`]: what engines are to the Conductor, in this process: a PUB socket and a replay port over real
-//! ZMTP. For tests, and for `snowskin conductor replay`, which measures with it.
+//! [`Publisher`]: what engines are to the Conductor, in this process: a PUB socket and a replay port over
+//! real ZMTP. For tests, and for `snowskin conductor replay`, which measures with it.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
@@ -66,8 +66,8 @@ struct Flags {
 }
 
 impl Publisher {
-    /// Listens on two ports: `addr` for subscribers, and a port that the system chooses for replays. The first
-    /// message gets the number `first_seq`; `history` messages are kept.
+    /// Listens on two ports: `addr` for subscribers, and a port that the system chooses for replays. The
+    /// first message gets the number `first_seq`; `history` messages are kept.
     ///
     /// # Errors
     /// The error of the operating system.

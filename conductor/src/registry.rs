@@ -83,7 +83,7 @@ pub(crate) fn register(
         let known = shared.directory().publishers.get(&id).map(|known| known.engine.clone());
         match known {
             Some(known) if known == of_rank => continue,
-            // The endpoint has changed: nobody waits for the former subscription to end, because commands
+            // The endpoint has changed: no caller waits for the former subscription to end, because commands
             // are carried out in their order.
             Some(_) => _ = commander.send(Command::Remove(id, oneshot::channel().0)),
             None => add_instance(shared, number, engine)?,

@@ -218,6 +218,12 @@ impl ConductorHandle {
         self.gateway.as_ref().map(GatewayServer::addr)
     }
 
+    /// What the proxy has done so far, if there is one.
+    #[must_use]
+    pub fn proxy_figures(&self) -> Option<proxy::Figures> {
+        self.proxy.as_ref().map(ProxyServer::figures)
+    }
+
     /// The address of the HTTP interface.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {

@@ -277,8 +277,8 @@ impl Shared {
         self.schedule().scheduler.load_report(self.now(), instance, &report);
     }
 
-    /// Cleans up what was fenced, assumed for too long or not reported for too long: at most `budget` entries.
-    /// Returns when to come again, if there may be something to do.
+    /// Cleans up what was fenced, assumed for too long or not reported for too long: at most `budget`
+    /// entries. Returns when to come again, if there may be something to do.
     pub(crate) fn keep_house(&self, now: Instant, budget: usize) -> Option<Instant> {
         const AGAIN_WHILE_DIRTY: Duration = Duration::from_millis(20);
         const AGAIN: Duration = Duration::from_secs(1);

@@ -4,9 +4,10 @@
 //!   magic (8) │ bytes of the names (4, little-endian) │ names: JSON │ the index, as conductor-core writes it
 //! ```
 //!
-//! The file is written beside the former one and then takes its name, so that there is always a whole one. The
-//! index in it is taken together with the positions of all streams. After a restart, a publisher's blocks are
-//! served once its replay has shown that it is the same run; what it said meanwhile comes with that replay.
+//! The file is written beside the former one and then takes its name, so that there is always a whole one.
+//! The index in it is taken together with the positions of all streams. After a restart, a publisher's blocks
+//! are served once its replay has shown that it is the same run; what it said meanwhile comes with that
+//! replay.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};

@@ -7,9 +7,9 @@ use std::thread;
 /// Most times that a writer lets readers go first before it takes its turn.
 const YIELDS_MAX: u32 = 64;
 
-/// A reader-writer lock whose writer lets waiting readers go first. The system's lock lets the thread that has
-/// just released it take it again before a reader has woken up, and the event thread, which writes thousands of
-/// times per second, would keep readers out for long.
+/// A reader-writer lock whose writer lets waiting readers go first. The system's lock lets the thread that
+/// has just released it take it again before a reader has woken up, and the event thread, which writes
+/// thousands of times per second, would keep readers out for long.
 #[derive(Debug, Default)]
 pub(crate) struct Turns<T> {
     lock: RwLock<T>,

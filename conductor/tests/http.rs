@@ -1,4 +1,4 @@
-//! The HTTP interface: decisions and their life, rights, and requests that nobody should send.
+//! The HTTP interface: decisions and their life, rights, and requests that no client should send.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -7,6 +7,8 @@ use common::{
     BLOCK_TOKENS, config, engine, eventually, get, matched, metric, post, publisher, raw, send, start,
     stored, tokens,
 };
+use std::collections::BTreeSet;
+
 use serde_json::json;
 
 #[test]
@@ -42,6 +44,18 @@ fn a_request_is_placed_where_its_prefix_is_and_its_reservation_ends() {
     let (_, status) = get(addr, "/status");
     assert_eq!(status["ttfts_ms"].as_array().unwrap().len(), 1);
     assert_eq!(metric(addr, "snowskin_conductor_decisions_total"), 1.0);
+    assert_documented(addr);
+}
+
+/// The metrics that are exported are those of the reference.
+fn assert_documented(addr: std::net::SocketAddr) {
+    let (_, text) = send(addr, "GET", "/metrics", "");
+    let exported = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+    let exported: BTreeSet<&str> = exported.collect();
+    let page = include_str!("../../docs/reference/metrics.md");
+    let row = |line: &'static str| line.strip_prefix("| `")?.split('`').next();
+    let listed = page.lines().filter_map(row).filter(|name| name.starts_with("snowskin_conductor_"));
+    assert_eq!(exported, listed.collect());
 }
 
 #[test]
@@ -59,7 +73,7 @@ fn an_objective_that_cannot_be_met_is_refused_with_a_time_to_come_again() {
 }
 
 #[test]
-fn bodies_that_nobody_should_send_are_refused_and_change_nothing() {
+fn bodies_that_no_client_should_send_are_refused_and_change_nothing() {
     let conductor = start(conductor::Config { engines: vec![engine("a", &publisher())], ..config() });
     let addr = conductor.addr();
     let deep = "[".repeat(100_000);

@@ -286,7 +286,8 @@ fn handed_over(mut run: Schedule) -> Wrong {
     let mutant = run.mutant;
     let cut = 1 + run.rng.index(DATA_BYTES - 1);
     for (host, from, to) in [(1, cut, DATA_BYTES), (0, 0, cut)] {
-        (run.look(0), run.look(2));
+        run.look(0);
+        run.look(2);
         Process::new(host, |steps| write_parts(mutant, steps, DATA + from as u64, to - from, host as u8 + 1))
             .finish(&mut run.model);
         run.model.publish(host);

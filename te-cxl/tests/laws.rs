@@ -687,6 +687,7 @@ fn a_sole_writer_of_its_lines_writes_parts_of_them_and_changes_no_other_byte() {
     let refused = to_read.write(theirs, 0, &[0]);
     assert!(matches!(refused, Err(PoolError::Memory(error)) if error.kind == ErrorKind::AccessDenied));
     assert!(matches!(pool.read(ours, 2 * MIB, &mut [0]), Err(PoolError::Outside)));
-    (peer.deregister(own).unwrap(), peer.deregister(REGION).unwrap());
+    peer.deregister(own).unwrap();
+    peer.deregister(REGION).unwrap();
     ends.peer.detach(REMOTE).unwrap();
 }

@@ -81,7 +81,7 @@ pub(crate) struct EngineArgs {
     disk_blocks: u32,
     /// How many times faster than the simulated engine it is; 0: it answers at once.
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
-    speed: f64,
+    pub(crate) speed: f64,
     /// Standard deviation of the time of a step, as a part of it, 0 to 1.
     #[arg(long, default_value_t = 0.0, value_name = "PART")]
     noise: f64,

@@ -30,7 +30,8 @@ impl ErrorHistogram {
         }
     }
 
-    /// A prediction and what came of it, in one unit; ignored unless both are finite and `observed` is positive.
+    /// A prediction and what came of it, in one unit; ignored unless both are finite and `observed` is
+    /// positive.
     pub fn record(&mut self, predicted: f64, observed: f64) {
         if !predicted.is_finite() || !observed.is_finite() || observed <= 0.0 {
             return;
@@ -55,8 +56,8 @@ impl ErrorHistogram {
         self.count
     }
 
-    /// The error that a fraction `q` (0 to 1) of the observations does not exceed, by the upper end of its step;
-    /// `None` before the first observation. Errors of 127 % and more are infinite.
+    /// The error that a fraction `q` (0 to 1) of the observations does not exceed, by the upper end of its
+    /// step; `None` before the first observation. Errors of 127 % and more are infinite.
     #[must_use]
     pub fn quantile(&self, q: f64) -> Option<f64> {
         if self.count == 0 {

@@ -36,9 +36,9 @@ impl fmt::Display for FitError {
 
 impl core::error::Error for FitError {}
 
-/// The coefficients `c >= 0` with the least sum of `((x·c - y) / y)²` over the points `(x, y)`: relative errors,
-/// so that short prompts count as much as long ones. Points that are not finite, or whose `y` is not positive,
-/// are left out.
+/// The coefficients `c >= 0` with the least sum of `((x·c - y) / y)²` over the points `(x, y)`: relative
+/// errors, so that short prompts count as much as long ones. Points that are not finite, or whose `y` is not
+/// positive, are left out.
 ///
 /// # Errors
 ///
@@ -58,7 +58,8 @@ pub fn fit<const N: usize>(points: impl IntoIterator<Item = ([f64; N], f64)>) ->
     normal.solve().filter(|c| c.iter().any(|&c| c > 0.0)).ok_or(FitError::NoSolution)
 }
 
-/// The cost of prefills from points `(tokens, reused tokens, seconds)`, as a benchmark of an engine gives them.
+/// The cost of prefills from points `(tokens, reused tokens, seconds)`, as a benchmark of an engine gives
+/// them.
 ///
 /// # Errors
 ///
@@ -104,8 +105,8 @@ impl<const N: usize> Normal<N> {
 
     /// The `c >= 0` with the least `cᵀ a c - 2 bᵀ c`; `None` when every system is singular.
     pub(super) fn solve(&self) -> Option<[f64; N]> {
-        // Columns are scaled to a diagonal of ones: their units differ by many orders of magnitude. The scale of
-        // a column is a power of two, which is exact.
+        // Columns are scaled to a diagonal of ones: their units differ by many orders of magnitude. The scale
+        // of a column is a power of two, which is exact.
         let mut scale = [0.0; N];
         for (scale, i) in scale.iter_mut().zip(0..N) {
             *scale = power_of_two_near_root(self.a[i][i]);
@@ -132,8 +133,8 @@ impl<const N: usize> Normal<N> {
         value
     }
 
-    /// The solution in which only the coefficients of the bits of `active` are not zero; `None` when one of them
-    /// is negative or the system is singular.
+    /// The solution in which only the coefficients of the bits of `active` are not zero; `None` when one of
+    /// them is negative or the system is singular.
     fn solve_active(&self, active: u32, scale: &[f64; N]) -> Option<[f64; N]> {
         let mut index = [0; N];
         let mut size = 0;

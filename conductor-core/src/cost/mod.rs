@@ -37,7 +37,8 @@ pub struct PrefillWork {
 }
 
 impl PrefillWork {
-    /// One prompt of `tokens`, the first `reused` of which have their KV; more than `tokens` counts as `tokens`.
+    /// One prompt of `tokens`, the first `reused` of which have their KV; more than `tokens` counts as
+    /// `tokens`.
     #[must_use]
     pub fn of(tokens: u32, reused: u32) -> Self {
         let (n, p) = (f64::from(tokens), f64::from(reused.min(tokens)));
@@ -162,8 +163,8 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// LLaMA3-70B on 8 A800, fitted to figure 14 of the FAST'25 paper (prefill) and to its figure 15 (decode);
-    /// KV of 320 KiB per token (section 4.1).
+    /// LLaMA3-70B on 8 A800, fitted to figure 14 of the FAST'25 paper (prefill) and to its figure 15
+    /// (decode); KV of 320 KiB per token (section 4.1).
     pub const LLAMA3_70B_A800: Self = Self {
         prefill: PrefillCost {
             per_prompt: 0.0680,

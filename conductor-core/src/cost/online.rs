@@ -1,8 +1,8 @@
 //! Coefficients that follow what engines report: recursive least squares with forgetting.
 //!
-//! The sums of the normal equations are kept, each report fades the former ones a little, and the coefficients
-//! are solved again: with four of them this costs about a microsecond, keeps every coefficient at zero or above
-//! exactly, and has no covariance matrix that rounding could ruin.
+//! The sums of the normal equations are kept, each report fades the former ones a little, and the
+//! coefficients are solved again: with four of them this costs about a microsecond, keeps every coefficient
+//! at zero or above exactly, and has no covariance matrix that rounding could ruin.
 
 use core::time::Duration;
 
@@ -62,8 +62,8 @@ impl<const N: usize> OnlineFit<N> {
         }
     }
 
-    /// `x` took `y` (seconds, or any one unit). Ignored, with `false`, unless all is finite, `x` is not negative
-    /// and `y` is positive.
+    /// `x` took `y` (seconds, or any one unit). Ignored, with `false`, unless all is finite, `x` is not
+    /// negative and `y` is positive.
     pub fn observe(&mut self, x: &[f64; N], y: f64) -> bool {
         if !y.is_finite() || y <= 0.0 || !x.iter().all(|x| x.is_finite() && *x >= 0.0) {
             return false;
@@ -208,8 +208,8 @@ impl PrefillWindow {
     }
 
     /// New counters; `idle` when no prefill that we know of is in progress. Returns work and the time it took
-    /// once they can be paired, and begins anew. Counters that went back (a restart), and tokens that nobody we
-    /// know of asked for, begin anew without a pair.
+    /// once they can be paired, and begins anew. Counters that went back (a restart), and tokens that nobody
+    /// we know of asked for, begin anew without a pair.
     pub fn report(&mut self, counters: PrefillCounters, idle: bool) -> Option<(PrefillWork, Duration)> {
         let known = self.known;
         let Some(begin) = self.begin else {

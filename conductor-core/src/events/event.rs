@@ -41,6 +41,8 @@ impl From<Fault> for Skip {
 pub(super) struct Groups {
     whole: u64,
     other: u64,
+    /// Groups of which blocks were stored. What is said of them later does not take these blocks away.
+    stored: u64,
 }
 
 impl Groups {
@@ -51,17 +53,19 @@ impl Groups {
         match whole {
             Some(true) => (self.whole, self.other) = (self.whole | bit, self.other & !bit),
             Some(false) => (self.whole, self.other) = (self.whole & !bit, self.other | bit),
-            // A release that does not say: models with one group number it 0.
-            None => return self.whole & bit != 0 || (group == 0 && self.other & bit == 0),
+            None => {}
         }
-        whole == Some(true)
+        // A release that does not say: models with one group number it 0.
+        let counts = self.whole & bit != 0 || (group == 0 && self.other & bit == 0);
+        self.stored |= if counts { bit } else { 0 };
+        counts
     }
 
     /// Whether an event that removes blocks of `group` counts. It does if nothing is known of the group: to
     /// know of too few blocks is safe.
     fn removes(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
-        1_u64.checked_shl(group).is_some_and(|bit| self.other & bit == 0)
+        1_u64.checked_shl(group).is_some_and(|bit| self.other & bit == 0 || self.stored & bit != 0)
     }
 }
 

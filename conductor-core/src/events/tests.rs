@@ -322,6 +322,25 @@ fn a_group_of_which_nothing_is_known_stores_nothing_but_removes() {
 }
 
 #[test]
+fn a_group_that_turns_out_to_be_another_loses_what_it_stored_by_removals_still() {
+    let payload = batch_of(5, |writer| {
+        group_event(writer, false, 1, Some("full_attention"));
+        group_event(writer, false, 0, None);
+        for group in [0, 1] {
+            group_event(writer, false, group, Some("sliding_window"));
+        }
+        group_event(writer, false, 1, None);
+    });
+    let mut decoder = Decoder::new(Dialect::Vllm);
+    let mut batch = Batch::new();
+    let stored = decoder.decode(&payload, &mut batch).unwrap();
+    assert_eq!((stored.events, stored.skipped.other_group), (2, 3));
+    let payload =
+        batch_of(2, |writer| [0, 1].into_iter().for_each(|group| group_event(writer, true, group, None)));
+    assert_eq!(decoder.decode(&payload, &mut batch).unwrap().events, 2);
+}
+
+#[test]
 fn what_was_learnt_of_groups_lasts_until_the_publisher_restarts() {
     let sliding = batch_of(1, |writer| group_event(writer, false, 0, Some("sliding_window")));
     let removed = batch_of(1, |writer| group_event(writer, true, 0, None));

@@ -141,6 +141,9 @@ impl Refusal {
     }
 }
 
+/// Children of a block that are looked at when it is removed. Of a block with more it is not found out
+/// whether the owner keeps one: the owner counts as holey.
+const CHILDREN_SEARCHED: usize = 4096;
 /// Blocks whose places in the table are read at the same time.
 const TOUCHED: usize = 16;
 
@@ -355,9 +358,35 @@ impl Index {
         }
         let depth = entry.depth() + 1;
         let mut any = |child| any_linked(&self.table, child, depth, &mut found);
-        any(entry.child)
-            || (entry.meta & FORK != 0
-                && self.forks.get(&{ entry.hash }).is_some_and(|more| more.iter().any(|child| any(*child))))
+        any(entry.child) || self.more_children(entry).iter().any(|child| any(*child))
+    }
+
+    /// The children of an entry but for the first.
+    fn more_children(&self, entry: &Entry) -> &[u32] {
+        let more = if entry.meta & FORK != 0 { self.forks.get(&{ entry.hash }) } else { None };
+        more.map_or(&[], Vec::as_slice)
+    }
+
+    /// Whether it is known that the block `before` is the one before `key`; without `before`, that `key`
+    /// begins a chain. False for a block that is not here, and sometimes for one whose parent has very many
+    /// children.
+    #[must_use]
+    pub fn follows(&self, before: Option<BlockKey>, key: BlockKey) -> bool {
+        let Some(at) = self.table.find(spread(key.0)) else { return false };
+        let depth = self.table.get(at).depth();
+        let Some(before) = before else { return depth == 0 };
+        let Some(before) = self.table.find(spread(before.0)).map(|at| self.table.get(at)) else {
+            return false;
+        };
+        let (hash, more) = (spread(key.0), self.more_children(&before));
+        let child = link(hash);
+        // Another block that is linked in the same way might be the child.
+        let is_other = |entry: &Entry| entry.hash != hash;
+        before.meta & PARENT != 0
+            && before.depth() + 1 == depth
+            && more.len() <= CHILDREN_SEARCHED
+            && (before.child == child || more.contains(&child))
+            && !any_linked(&self.table, child, depth, &mut { is_other })
     }
 
     /// `owner` does not have `keys` any more, in whatever order. Returns how many of them it had.
@@ -380,11 +409,13 @@ impl Index {
             return false;
         }
         let set = self.holders.without(entry.set, seat);
-        let mut has_children = false;
-        let hole = self.any_child(&entry, |child| {
-            has_children = true;
-            self.holders.contains(child.set, seat)
-        });
+        let more = self.more_children(&entry);
+        let mut has_children = more.len() > CHILDREN_SEARCHED;
+        let hole = has_children
+            || self.any_child(&entry, |child| {
+                has_children = true;
+                self.holders.contains(child.set, seat)
+            });
         if hole {
             self.puncture(seat);
         }

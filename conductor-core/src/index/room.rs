@@ -9,6 +9,8 @@ const ENTRIES_SEARCHED: usize = 16_384;
 const SHARE: usize = 32;
 /// Blocks that are dropped with the one that they follow; one with more is kept.
 const FOLLOWERS_MAX: usize = 4096;
+/// Followers that are looked at before the new block is refused.
+const FOLLOWERS_SEARCHED: usize = 16 * FOLLOWERS_MAX;
 
 impl Index {
     /// The age advances eight times while as many blocks are stored as may be in the index.
@@ -25,20 +27,20 @@ impl Index {
     /// follows stays. False when there is nothing to drop near `hash`.
     pub(super) fn make_room(&mut self, hash: u64, keep: Option<u64>) -> bool {
         let first = segment_of(hash);
-        let mut searched = 0;
+        let (mut searched, mut followers) = (0, FOLLOWERS_SEARCHED);
         for segment in (first..super::BUCKETS).chain(0..first) {
             searched += self.table.segment_len(segment);
-            if self.drop_from(segment, keep) > 0 {
+            if self.drop_from(segment, keep, &mut followers) > 0 {
                 return true;
             }
-            if searched >= ENTRIES_SEARCHED {
+            if searched >= ENTRIES_SEARCHED || followers == 0 {
                 break;
             }
         }
         false
     }
 
-    fn drop_from(&mut self, segment: usize, keep: Option<u64>) -> usize {
+    fn drop_from(&mut self, segment: usize, keep: Option<u64>, followers: &mut usize) -> usize {
         let wanted = (self.table.segment_len(segment) / SHARE).max(1);
         let mut candidates = core::mem::take(&mut self.candidates);
         candidates.clear();
@@ -61,17 +63,17 @@ impl Index {
         candidates[..best].sort_unstable_by(|a, b| b.cmp(a));
         let mut dropped = 0;
         for (_, hash) in &candidates {
-            if dropped == wanted {
+            if dropped >= wanted || *followers == 0 {
                 break;
             }
-            dropped += self.drop_end(*hash, keep);
+            dropped += self.drop_end(*hash, keep, followers);
         }
         self.candidates = candidates;
         dropped
     }
 
-    /// Drops a block and what follows it; returns how many blocks.
-    fn drop_end(&mut self, hash: u64, keep: Option<u64>) -> usize {
+    /// Drops a block and what follows it; returns how many blocks. `followers` is how many may be looked at.
+    fn drop_end(&mut self, hash: u64, keep: Option<u64>, followers: &mut usize) -> usize {
         let mut end = core::mem::take(&mut self.end);
         end.clear();
         end.push(hash);
@@ -83,7 +85,11 @@ impl Index {
             let Some(entry) = self.table.find(hash).map(|at| self.table.get(at)) else { break };
             stays = self.any_child(&entry, |child| {
                 end.push(child.hash);
-                age(child) < age(&entry) || keep == Some(child.hash) || end.len() > FOLLOWERS_MAX
+                *followers = followers.saturating_sub(1);
+                age(child) < age(&entry)
+                    || keep == Some(child.hash)
+                    || end.len() > FOLLOWERS_MAX
+                    || *followers == 0
             });
         }
         let mut dropped = 0;

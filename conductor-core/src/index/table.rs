@@ -148,7 +148,10 @@ impl<S: Slot> Segment<S> {
                 self.used += 1;
                 return Some(index);
             }
-            self.rebuild(self.homes + self.homes / 4);
+            // More homes would not move slots that all want the last ones.
+            let longer = self.slots.len() + HOMES_MIN + self.homes / 64;
+            self.slots.reserve_exact(longer - self.slots.len());
+            self.slots.resize(longer, S::VACANT);
         }
     }
 

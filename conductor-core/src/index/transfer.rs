@@ -96,10 +96,11 @@ impl Index {
         stored
     }
 
-    /// `owner` has a block, of which nothing is said but its key. Returns whether it is recorded: it is if
-    /// any owner has it already, since only then it is known what is before it. The owner is holey until a
-    /// later [`Index::sweep`] notices that it is not.
-    pub fn joined(&mut self, owner: OwnerId, key: BlockKey) -> bool {
+    /// `owner` has a block, of which nothing is said but its key, and perhaps which block is before it.
+    /// Returns whether it is recorded: it is if any owner has it already, since only then it is known what is
+    /// before it. Unless that is `before` and the owner has it, the owner is holey until a later
+    /// [`Index::sweep`] notices that it is not.
+    pub fn joined(&mut self, owner: OwnerId, key: BlockKey, before: Option<BlockKey>) -> bool {
         let hash = spread(key.0);
         let Some(at) = self.table.find(hash).filter(|at| self.is_held(self.table.get(*at).set)) else {
             self.counters.orphans += 1;
@@ -115,7 +116,11 @@ impl Index {
             return false;
         };
         self.counters.added += u64::from(added);
-        if added && depth > 0 {
+        if self.seats.get(seat).assumed > 0 {
+            self.confirm(seat, key);
+        }
+        let continues = |before: BlockKey| self.holds(owner, before) && self.follows(Some(before), key);
+        if added && depth > 0 && !before.is_some_and(continues) {
             self.puncture(seat);
             self.sweep.examine_soon();
         }

@@ -3,14 +3,14 @@
 use alloc::vec::Vec;
 use core::mem;
 
-use crate::events::{Batch, Event, Removed, Skipped, Stored};
+use crate::events::{Batch, Event, Removed, Skipped, Source, Stored};
 use crate::hash::{Chain, Root};
 use crate::learned::Learnt;
 use crate::stream::FenceReason;
 use crate::{BlockKey, ContextId, OwnerId, Tier};
 
 use super::context::{ContextState, Rank};
-use super::{Counters, Knowledge, Publisher, PublisherId, Role, Settings};
+use super::{Counters, Knowledge, Publisher, PublisherId, Registration, Role, Settings};
 
 impl Knowledge {
     /// Applies a message of a publisher. Returns whether it could be read; if not, everything that the
@@ -112,6 +112,10 @@ pub(super) fn apply_stored(
         publisher.counters.other_block_tokens += 1;
         return;
     }
+    if is_foreign(&publisher.registration, &stored.source) {
+        publisher.counters.foreign += 1;
+        return;
+    }
     // Only stores speak for what all instances share.
     if (stored.tier == Tier::Store) != matches!(publisher.registration.role, Role::Store { .. }) {
         publisher.counters.foreign += 1;
@@ -129,6 +133,9 @@ pub(super) fn apply_stored(
         publisher.counters.foreign += 1;
         return;
     };
+    if stored.tokens.is_empty() {
+        return join(publisher, state, rank, owner, stored, keys);
+    }
     let parent = match stored.parent.map(|hash| state.key_of(hash, rank)) {
         Some(None) => {
             publisher.counters.orphans += stored.hashes.len() as u64;
@@ -136,29 +143,59 @@ pub(super) fn apply_stored(
         }
         known => known.flatten(),
     };
-    if stored.tokens.is_empty() {
-        keys.extend(stored.hashes.iter().map_while(|hash| state.key_of(*hash, rank)));
-        publisher.counters.orphans += (stored.hashes.len() - keys.len()) as u64;
-    } else {
-        let mut chain = match parent {
-            Some(parent) => Chain::after(settings.seed, parent),
-            None => Chain::new(&root_of(publisher, settings.seed, stored)),
-        };
-        for (i, (hash, tokens)) in
-            stored.hashes.iter().zip(stored.tokens.chunks_exact(block_tokens as usize)).enumerate()
-        {
-            let key = chain.push_with(tokens, stored.extra.of(i));
-            // A block whose hash is not known could never be removed.
-            if state.learned.learn(*hash, key) == Learnt::Full {
-                break;
-            }
-            keys.push(key);
+    let mut chain = match parent {
+        Some(parent) => Chain::after(settings.seed, parent),
+        None => Chain::new(&root_of(publisher, settings.seed, stored)),
+    };
+    for (i, (hash, tokens)) in
+        stored.hashes.iter().zip(stored.tokens.chunks_exact(block_tokens as usize)).enumerate()
+    {
+        let key = chain.push_with(tokens, stored.extra.of(i));
+        // A block whose hash is not known could never be removed.
+        if state.learned.learn(*hash, key) == Learnt::Full {
+            break;
         }
-        publisher.counters.refused += (stored.hashes.len() - keys.len()) as u64;
+        keys.push(key);
     }
+    publisher.counters.refused += (stored.hashes.len() - keys.len()) as u64;
+    let dropped = state.index.counters().dropped;
     let result = state.index.stored(owner, parent, keys);
+    if state.index.counters().dropped != dropped {
+        state.unswept = usize::MAX;
+    }
     publisher.counters.stored += result.added as u64;
     publisher.counters.refused += result.refused as u64;
+}
+
+/// Whether an event says that it is of another tenant or model than its publisher is registered for.
+fn is_foreign(registration: &Registration, source: &Source<'_>) -> bool {
+    let differs = |said: Option<&str>, own: &str| said.is_some_and(|said| !said.is_empty() && said != own);
+    differs(source.tenant, &registration.tenant)
+        || (!registration.model.is_empty() && differs(source.model, &registration.model))
+}
+
+/// Blocks without tokens, wherever in a chain: they are what their hashes were learnt to be, and are before
+/// and behind what events with tokens said, whatever this one says.
+fn join(
+    publisher: &mut Publisher,
+    state: &mut ContextState,
+    rank: u32,
+    owner: OwnerId,
+    stored: &Stored<'_>,
+    keys: &mut Vec<BlockKey>,
+) {
+    let mut before = stored.parent.and_then(|hash| state.key_of(hash, rank));
+    for hash in stored.hashes {
+        let key = state.key_of(*hash, rank);
+        if let Some(key) = key.filter(|key| state.index.joined(owner, *key, before)) {
+            keys.push(key);
+        }
+        before = key;
+    }
+    publisher.counters.stored += keys.len() as u64;
+    publisher.counters.orphans += (stored.hashes.len() - keys.len()) as u64;
+    // What announces blocks says their tokens.
+    keys.clear();
 }
 
 fn apply_removed(
@@ -170,14 +207,16 @@ fn apply_removed(
 ) {
     let dp_rank = dp_rank.unwrap_or(publisher.registration.dp_rank);
     let known = publisher.ranks.iter().find(|(of, rank, _)| (*of, *rank) == (publisher.context, dp_rank));
-    let owner: Option<OwnerId> =
-        known.and_then(|(_, _, rank)| state.owner(*rank, removed.tier, removed.group.unwrap_or_default()));
+    // Where a hash stands for several blocks, the owner has at most one of them.
+    keys.extend(removed.hashes.iter().flat_map(|hash| state.learned.get(*hash)));
+    let ContextState { index, ranks, unswept, .. } = state;
+    let rank = known.and_then(|(_, _, rank)| ranks.get(*rank as usize)?.as_ref());
+    let groups = rank.map_or(&[][..], |rank| &rank.tiers[removed.tier as usize]);
     let mut gone = 0;
-    if let Some(owner) = owner {
-        // Where a hash stands for several blocks, the owner has at most one of them.
-        keys.extend(removed.hashes.iter().flat_map(|hash| state.learned.get(*hash)));
-        gone = state.index.removed(owner, keys) as u64;
-        state.forgot = true;
+    // Without a group, no group can be relied on to have them still.
+    for (_, owner) in groups.iter().filter(|(group, _)| removed.group.is_none_or(|of| of == *group)) {
+        gone = gone.max(index.removed(*owner, keys) as u64);
+        *unswept = usize::MAX;
     }
     publisher.counters.removed += gone;
     publisher.counters.removed_unknown += (removed.hashes.len() as u64).saturating_sub(gone);

@@ -2,6 +2,8 @@
 
 use alloc::vec::Vec;
 
+use te_core::Instant;
+
 use crate::index::Index;
 use crate::learned::Learned;
 use crate::{Context, ContextId, EngineHash, InstanceId, OwnerId, Tier};
@@ -15,6 +17,9 @@ pub(super) struct Owner {
     pub(super) tier: Tier,
     pub(super) group: u32,
 }
+
+/// The group of a GPU of which blocks are assumed and no event has told a group: the first one that is told.
+const GROUP_UNKNOWN: u32 = u32::MAX;
 
 /// A rank of a publisher, and its owners.
 #[derive(Debug)]
@@ -33,8 +38,8 @@ pub(super) struct ContextState {
     pub(super) learned: Learned,
     pub(super) owners: Vec<Option<Owner>>,
     pub(super) ranks: Vec<Option<Rank>>,
-    /// Blocks may have left the index, so that learnt hashes may be swept.
-    pub(super) forgot: bool,
+    /// Learnt hashes to look at, since blocks left the index after their last visit.
+    pub(super) unswept: usize,
 }
 
 impl ContextState {
@@ -45,7 +50,7 @@ impl ContextState {
             learned: Learned::new(settings.learned_max),
             owners: Vec::new(),
             ranks: Vec::new(),
-            forgot: false,
+            unswept: 0,
         }
     }
 
@@ -75,6 +80,12 @@ impl ContextState {
             return Some(owner);
         }
         let groups = &mut self.ranks.get_mut(rank as usize)?.as_mut()?.tiers[tier as usize];
+        if let Some((unknown, owner)) = groups.first_mut().filter(|(group, _)| *group == GROUP_UNKNOWN) {
+            // Now it is known.
+            *unknown = group;
+            self.owners.get_mut(owner.0 as usize)?.as_mut()?.group = group;
+            return Some(*owner);
+        }
         if groups.len() >= groups_max {
             return None;
         }
@@ -83,11 +94,22 @@ impl ContextState {
         Some(owner)
     }
 
-    /// The owner that stands for the GPU of an instance's rank, made if it is missing.
-    pub(super) fn gpu_owner(&mut self, instance: InstanceId, dp_rank: u32) -> Option<OwnerId> {
+    /// Assumes blocks of every group of the GPU of an instance's rank. Returns how many are new.
+    pub(super) fn assume(
+        &mut self,
+        (instance, dp_rank): (InstanceId, u32),
+        keys: &[BlockKey],
+        until: Instant,
+    ) -> usize {
         let is = |rank: &Rank| rank.instance == instance && rank.dp_rank == dp_rank;
-        let rank = self.ranks.iter().position(|rank| rank.as_ref().is_some_and(is))?;
-        self.owner_or_new(rank as u32, Tier::Gpu, 0, usize::MAX)
+        let Some(at) = self.ranks.iter().position(|rank| rank.as_ref().is_some_and(is)) else { return 0 };
+        let Some(rank) = self.rank(at as u32) else { return 0 };
+        if rank.tiers[Tier::Gpu as usize].is_empty() {
+            self.owner_or_new(at as u32, Tier::Gpu, GROUP_UNKNOWN, 1);
+        }
+        let Self { index, ranks, .. } = self;
+        let groups = ranks[at].as_ref().map_or(&[][..], |rank| &rank.tiers[Tier::Gpu as usize]);
+        groups.iter().map(|(_, owner)| index.assumed(*owner, keys, until)).max().unwrap_or(0)
     }
 
     pub(super) fn clear_rank(&mut self, rank: u32) {
@@ -95,7 +117,7 @@ impl ContextState {
         for (_, owner) in rank.tiers.iter().flatten() {
             self.index.cleared(*owner);
         }
-        self.forgot = true;
+        self.unswept = usize::MAX;
     }
 
     pub(super) fn serve_rank(&mut self, rank: u32, served: bool) {
@@ -123,6 +145,18 @@ impl ContextState {
         let has =
             |key: &BlockKey| rank.tiers.iter().flatten().any(|(_, owner)| self.index.holds(*owner, *key));
         [first, second].into_iter().chain(keys).find(has)
+    }
+
+    /// Forgets hashes whose blocks are gone, of the `unswept` that may be so; looks at `budget` of them, at
+    /// more when most are gone. Returns at how many.
+    pub(super) fn sweep_learned(&mut self, unswept: usize, budget: usize) -> usize {
+        let known = self.learned.len();
+        let most_are_gone = known / 2 > self.index.blocks();
+        let visits = unswept.min(known).min(if most_are_gone { budget.saturating_mul(4) } else { budget });
+        self.unswept = unswept.min(known) - visits;
+        let Self { index, learned, .. } = self;
+        learned.sweep(visits, |key| index.contains(key));
+        visits
     }
 
     pub(super) fn digests(&self, context: ContextId, out: &mut Vec<OwnerDigest>) {

@@ -263,10 +263,7 @@ impl Knowledge {
         until: Instant,
     ) -> usize {
         let Some(state) = self.contexts.get_mut(context.0 as usize) else { return 0 };
-        match state.gpu_owner(instance, dp_rank) {
-            Some(owner) => state.index.assumed(owner, keys, until),
-            None => 0,
-        }
+        state.assume((instance, dp_rank), keys, until)
     }
 
     /// Drops what was assumed for too long, and cleans up after fences and clears: up to `budget` steps per
@@ -277,11 +274,7 @@ impl Knowledge {
             state.index.expire(now);
             let swept = state.index.sweep(budget);
             steps += swept;
-            if swept != 0 || state.forgot {
-                state.forgot = swept != 0;
-                let ContextState { index, learned, .. } = state;
-                learned.sweep(budget, |key| index.contains(key));
-            }
+            steps += state.sweep_learned(if swept == 0 { state.unswept } else { usize::MAX }, budget);
         }
         steps
     }

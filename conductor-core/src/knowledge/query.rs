@@ -54,16 +54,22 @@ impl Knowledge {
     pub fn keys_of(&self, context: ContextId, hashes: &[EngineHash], keys: &mut Vec<BlockKey>) {
         keys.clear();
         let Some(state) = self.contexts.get(context.0 as usize) else { return };
-        keys.extend(hashes.iter().map_while(|hash| {
+        let mut disputed = false;
+        for hash in hashes {
             let mut candidates = state.learned.get(*hash);
-            let first = candidates.next()?;
-            // Where engines disagree, what any of them still has.
-            Some(
-                candidates
-                    .find(|key| state.index.contains(*key) && !state.index.contains(first))
-                    .unwrap_or(first),
-            )
-        }));
+            let Some(first) = candidates.next() else { return };
+            let second = candidates.next();
+            disputed |= second.is_some();
+            let mut key = Some(first);
+            if disputed {
+                // Engines disagree: it is the block that follows the one before it, if that is a single one.
+                let follows = |key: &BlockKey| state.index.follows(keys.last().copied(), *key);
+                let mut fits = [first].into_iter().chain(second).chain(candidates).filter(follows);
+                key = fits.next().xor(fits.next());
+            }
+            let Some(key) = key else { return };
+            keys.push(key);
+        }
     }
 }
 

@@ -1,10 +1,12 @@
 //! Blocks of stores that all instances share: objects that are named by an engine's hash, and say neither
 //! tokens nor what is before them.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::events::{Batch, Event, ObjectKey, Source, Stored};
@@ -20,47 +22,76 @@ pub(super) type Block = (PublisherId, u64, EngineHash);
 /// consists of several objects, complete and announced blocks are here, too.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    blocks: HashMap<Block, Vec<u64>, FixedState>,
+    /// By publisher, so that one that clears often pays for its own blocks only.
+    stores: BTreeMap<PublisherId, Blocks>,
+    len: usize,
     blocks_max: usize,
 }
 
+/// The objects of the blocks of a store.
+type Blocks = HashMap<(u64, EngineHash), Vec<u64>, FixedState>;
+
 impl Waiting {
     pub(super) fn new(blocks_max: usize) -> Self {
-        Self { blocks: HashMap::with_hasher(FixedState::with_seed(0)), blocks_max }
+        Self { stores: BTreeMap::new(), len: 0, blocks_max }
     }
 
     /// Every block with its objects.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Block, &[u64])> {
-        self.blocks.iter().map(|(block, objects)| (*block, objects.as_slice()))
+        self.stores.iter().flat_map(|(publisher, blocks)| {
+            blocks.iter().map(|((model, hash), objects)| ((*publisher, *model, *hash), objects.as_slice()))
+        })
+    }
+
+    fn get(&self, (publisher, model, hash): Block) -> Option<&Vec<u64>> {
+        self.stores.get(&publisher)?.get(&(model, hash))
+    }
+
+    fn remove(&mut self, (publisher, model, hash): Block) {
+        let Some(blocks) = self.stores.get_mut(&publisher) else { return };
+        self.len -= usize::from(blocks.remove(&(model, hash)).is_some());
+        if blocks.is_empty() {
+            self.stores.remove(&publisher);
+        }
+    }
+
+    /// The objects of a block, with none when it was not there; `None` if there is no room.
+    fn entry(&mut self, (publisher, model, hash): Block) -> Option<&mut Vec<u64>> {
+        let blocks =
+            self.stores.entry(publisher).or_insert_with(|| Blocks::with_hasher(FixedState::with_seed(0)));
+        let full = self.len >= self.blocks_max;
+        match blocks.entry((model, hash)) {
+            Entry::Occupied(known) => Some(known.into_mut()),
+            Entry::Vacant(_) if full => None,
+            Entry::Vacant(new) => {
+                self.len += 1;
+                Some(new.insert(Vec::new()))
+            }
+        }
     }
 
     /// Puts a block of a snapshot back; returns whether there is room.
     pub(super) fn put(&mut self, block: Block, objects: Vec<u64>) -> bool {
-        let room = self.blocks.len() < self.blocks_max;
-        if room {
-            self.blocks.insert(block, objects);
-        }
-        room
+        let Some(entry) = self.entry(block) else { return false };
+        *entry = objects;
+        true
     }
 
     pub(super) fn len(&self) -> usize {
-        self.blocks.len()
+        self.len
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.blocks.is_empty()
+        self.len == 0
     }
 
     pub(super) fn forget(&mut self, publisher: PublisherId) {
-        self.blocks.retain(|(of, ..), _| *of != publisher);
+        self.len -= self.stores.remove(&publisher).map_or(0, |blocks| blocks.len());
     }
 
     /// Adds an object; returns how many the block has, or `None` if there is no room.
     fn add(&mut self, block: Block, object: u64) -> Option<usize> {
-        if self.blocks.len() >= self.blocks_max && !self.blocks.contains_key(&block) {
-            return None;
-        }
-        let objects = self.blocks.entry(block).or_default();
+        let objects = self.entry(block)?;
         if !objects.contains(&object) && objects.len() < 64 {
             objects.push(object);
         }
@@ -69,18 +100,19 @@ impl Waiting {
 
     /// Takes an object out; returns whether it was there.
     fn take(&mut self, block: Block, object: u64) -> bool {
-        let Some(objects) = self.blocks.get_mut(&block) else { return false };
-        let before = objects.len();
-        objects.retain(|known| *known != object);
-        let taken = objects.len() != before;
-        if objects.is_empty() {
-            self.blocks.remove(&block);
+        if self.get(block).is_none_or(|objects| !objects.contains(&object)) {
+            return false;
         }
-        taken
+        let Some(objects) = self.entry(block) else { return false };
+        objects.retain(|known| *known != object);
+        if objects.is_empty() {
+            self.remove(block);
+        }
+        true
     }
 
     fn has(&self, block: Block, objects: usize) -> bool {
-        self.blocks.get(&block).is_some_and(|known| known.len() >= objects)
+        self.get(block).is_some_and(|known| known.len() >= objects)
     }
 }
 
@@ -96,7 +128,7 @@ impl Knowledge {
     pub(super) fn store_events(&mut self, id: PublisherId, batch: &Batch) {
         for event in batch.events() {
             match event {
-                Event::Stored(stored) if !stored.tokens.is_empty() => self.store_tokens(id, &stored),
+                Event::Stored(stored) if self.is_like_a_tier(id, &stored) => self.store_tokens(id, &stored),
                 Event::Stored(stored) => {
                     let Some(of) = self.store_of(id, &stored.source) else { continue };
                     let object = object_id(&stored.source);
@@ -123,7 +155,8 @@ impl Knowledge {
     pub(super) fn announced(&mut self, context: ContextId, stored: &Stored<'_>, keys: &[BlockKey]) {
         let Some(state) = self.contexts.get(context.0 as usize) else { return };
         let model = xxh3_64(state.context.model.as_bytes());
-        let stores = self.publishers.iter().filter_map(|(id, publisher)| {
+        let stores = self.waiting.stores.keys().filter_map(|id| {
+            let publisher = self.publishers.get(id)?;
             let Role::Store { objects_per_block } = publisher.registration.role else { return None };
             let same = publisher.registration.tenant == state.context.tenant;
             same.then_some(Of { publisher: *id, model, objects: objects_per_block as usize })
@@ -131,12 +164,16 @@ impl Knowledge {
         let stores: Vec<Of> = stores.collect();
         for (hash, key) in stored.hashes.iter().zip(keys) {
             for of in &stores {
+                // With two meanings, it is not known which one the store has.
+                if self.contexts[context.0 as usize].learned.get(*hash).nth(1).is_some() {
+                    break;
+                }
                 let block = (of.publisher, of.model, *hash);
                 if self.waiting.has(block, of.objects)
                     && self.store_join(*of, context, *key)
                     && of.objects == 1
                 {
-                    self.waiting.blocks.remove(&block);
+                    self.waiting.remove(block);
                 }
             }
         }
@@ -148,11 +185,12 @@ impl Knowledge {
         let publisher = self.publishers.get_mut(&id)?;
         let registration = &publisher.registration;
         let Role::Store { objects_per_block } = registration.role else { return None };
+        let said = source.model.or_else(|| ObjectKey::parse(source.object?)?.model);
         let model = if registration.model.is_empty() {
-            source.model.or_else(|| ObjectKey::parse(source.object?)?.model)
+            said
         } else {
-            let same = source.model.is_none_or(|model| model == registration.model);
-            same.then_some(registration.model.as_str())
+            // Equal tokens have equal hashes in engines of several models.
+            said.is_none_or(|model| model == registration.model).then_some(registration.model.as_str())
         };
         let tenant = source.tenant.is_none_or(|tenant| tenant.is_empty() || tenant == registration.tenant);
         let Some(model) = model.filter(|_| tenant) else {
@@ -184,7 +222,7 @@ impl Knowledge {
             }
         }
         if joined && of.objects == 1 {
-            self.waiting.blocks.remove(&block);
+            self.waiting.remove(block);
         }
     }
 
@@ -204,7 +242,7 @@ impl Knowledge {
                 for key in state.learned.get(hash) {
                     gone += state.index.removed(owner, &[key]) as u64;
                 }
-                state.forgot = true;
+                state.unswept = usize::MAX;
             }
         }
         if let Some(publisher) = self.publishers.get_mut(&of.publisher) {
@@ -220,7 +258,7 @@ impl Knowledge {
         let ranks_max = self.settings.contexts_max;
         let Some(rank) = rank_of(publisher, state, context, 0, ranks_max) else { return false };
         let Some(owner) = state.owner_or_new(rank, Tier::Store, 0, 1) else { return false };
-        let joined = state.index.joined(owner, key);
+        let joined = state.index.joined(owner, key, None);
         publisher.counters.stored += u64::from(joined);
         joined
     }
@@ -239,6 +277,16 @@ impl Knowledge {
             .map(|(id, _)| id)
             .collect();
         found.into_iter()
+    }
+
+    /// Whether the tokens of an event say all of its blocks: not where a block has several objects, each with
+    /// an event of its own, or where the event says of which model it is.
+    fn is_like_a_tier(&self, id: PublisherId, stored: &Stored<'_>) -> bool {
+        let registration = self.publishers.get(&id).map(|publisher| &publisher.registration);
+        !stored.tokens.is_empty()
+            && registration.is_some_and(|registration| {
+                registration.role == Role::Store { objects_per_block: 1 } && !registration.model.is_empty()
+            })
     }
 
     /// A store whose events carry tokens is like an engine's tier.

@@ -160,6 +160,9 @@ impl Knowledge {
 
     fn read_publishers(&mut self, read: &mut &[u8]) -> Result<Positions, SnapshotError> {
         self.next_publisher = u32_of(read)?;
+        if self.next_publisher > u32::MAX / 2 {
+            return Err(SnapshotError::Invalid("a publisher's number"));
+        }
         let count = len_of(read, 32)?;
         if count > self.settings.publishers_max {
             return Err(SnapshotError::Full("publishers_max"));
@@ -193,6 +196,15 @@ impl Knowledge {
         }
         let registration = registration_of(read)?;
         super::check(&registration).map_err(|_| SnapshotError::Invalid("a registration"))?;
+        let own = |state: &ContextState| state.context.tenant == registration.tenant;
+        let Context { model, block_tokens, .. } = &self.contexts[context.0 as usize].context;
+        let known = &self.instances[instance.0 as usize];
+        if !own(&self.contexts[context.0 as usize])
+            || (model, block_tokens) != (&registration.model, &registration.block_tokens)
+            || (&known.tenant, &known.name) != (&registration.tenant, &registration.instance)
+        {
+            return Err(SnapshotError::Invalid("a publisher's context or instance is another's"));
+        }
         let position = match u8_of(read)? {
             0 => None,
             _ => Some(Position { begin: u64_of(read)?, next: u64_of(read)?, digest: u64_of(read)? }),
@@ -200,7 +212,8 @@ impl Knowledge {
         let mut ranks = Vec::new();
         for _ in 0..len_of(read, 12)? {
             let (context, dp_rank, rank) = (ContextId(u32_of(read)?), u32_of(read)?, u32_of(read)?);
-            let known = self.contexts.get(context.0 as usize).and_then(|state| state.rank(rank));
+            let state = self.contexts.get(context.0 as usize).filter(|state| own(state));
+            let known = state.and_then(|state| state.rank(rank));
             if known.is_none_or(|known| (known.dp_rank, known.instance) != (dp_rank, instance)) {
                 return Err(SnapshotError::Invalid("a publisher's rank"));
             }
@@ -287,7 +300,11 @@ fn context_of(
             return Err(SnapshotError::Full("learned_max"));
         }
     }
-    for at in 0..len_of(read, 1)? {
+    let ranks = len_of(read, 1)?;
+    if ranks > settings.publishers_max.saturating_mul(settings.ranks_per_publisher_max) {
+        return Err(SnapshotError::Full("publishers_max"));
+    }
+    for at in 0..ranks {
         let rank = match u8_of(read)? {
             0 => None,
             _ => Some(rank_of(read, at as u32, &mut state, instances)?),

@@ -365,3 +365,194 @@ fn forged_snapshots_never_panic() {
         }
     }
 }
+
+#[test]
+fn hashes_of_blocks_that_are_gone_are_forgotten_in_steps_and_then_nothing_is_left_to_do() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    let numbers: Vec<u64> = (1..=10).collect();
+    store_blocks(&mut knowledge, ids[0], &numbers, 0, Tier::Gpu);
+    assert_eq!(knowledge.tick(Instant::ZERO, 3), 0);
+    remove(&mut knowledge, ids[0], &numbers[4..], Tier::Gpu);
+    let mut ticks = 0;
+    while knowledge.tick(Instant::ZERO, 3) != 0 {
+        ticks += 1;
+        assert!(ticks < 100);
+    }
+    assert_eq!(knowledge.size(ContextId(0)).unwrap().1, 4);
+    assert!(ticks > 1);
+    assert_eq!(matched(&knowledge).0, [4; 3]);
+    knowledge.fence(ids[0], FenceReason::Lost);
+    while knowledge.tick(Instant::ZERO, 3) != 0 {}
+    let (blocks, learnt, _) = knowledge.size(ContextId(0)).unwrap();
+    assert_eq!((blocks, learnt), (0, 0));
+}
+
+/// How many blocks of a prompt of another tenant or model, told by a publisher, are known where it is
+/// registered.
+fn foreign(registration: Registration, source: Source<'_>, tier: Tier) -> (usize, u64) {
+    let registration = Registration { dialect: Dialect::Mooncake, ..registration };
+    let (mut knowledge, ids) = knowing(&[registration]);
+    let (numbers, prompt) = (hashes(&[1, 2]), prompt());
+    let event = Stored { source, ..stored(&numbers, None, &prompt[..4], tier) };
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(event)]));
+    (knowledge.size(ContextId(0)).unwrap().0, knowledge.counters(ids[0]).unwrap().foreign)
+}
+
+#[test]
+fn what_is_of_another_tenant_or_model_is_not_recorded() {
+    for (registration, tier) in [(engine("a", 0), Tier::Gpu), (store(1), Tier::Store)] {
+        let of = |tenant, model| Source { tenant, model, ..Source::default() };
+        let known = |source| foreign(registration.clone(), source, tier);
+        assert_eq!(known(of(Some("other"), None)), (0, 1), "{tier}");
+        assert_eq!(known(of(Some("t"), Some("other"))), (0, 1), "{tier}");
+        assert_eq!(known(of(Some("t"), Some("m"))), (2, 0), "{tier}");
+        assert_eq!(known(of(None, None)), (2, 0), "{tier}");
+    }
+}
+
+#[test]
+fn an_object_of_another_model_is_not_of_the_registered_one() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), store(1)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2], 0, Tier::Gpu);
+    // Engines of two models that have one seed name equal tokens by equal hashes.
+    let key = alloc::format!("n@tp_rank:0@pcp0@dcp0@pp_rank:0@{:064x}", 1);
+    let source = Source { object: Some(&key), ..Source::default() };
+    let numbers = hashes(&[1]);
+    let event = Stored { source, ..stored(&numbers, None, &[], Tier::Store) };
+    assert!(say(&mut knowledge, ids[1], &[Event::Stored(event)]));
+    assert_eq!((matched(&knowledge).1, knowledge.counters(ids[1]).unwrap().foreign), (0, 1));
+}
+
+#[test]
+fn a_block_of_several_objects_is_not_there_with_the_first_that_has_tokens() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), store(2)]);
+    let (numbers, prompt) = (hashes(&[1, 2]), prompt());
+    let event = stored(&numbers, None, &prompt[..4], Tier::Store);
+    assert!(say(&mut knowledge, ids[1], &[Event::Stored(event)]));
+    assert_eq!(matched(&knowledge).1, 0);
+}
+
+#[test]
+fn blocks_without_tokens_may_begin_anywhere_and_cannot_be_put_elsewhere() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    // vLLM's offloading names no parent.
+    let tail = hashes(&[2, 3]);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(stored(&tail, None, &[], Tier::Cpu))]));
+    remove(&mut knowledge, ids[0], &[2, 3], Tier::Gpu);
+    assert_eq!(matched(&knowledge).0, [1, 3, 3]);
+    // b has another prompt, and says that a block of a's follows that prompt's first one.
+    let numbers = hashes(&[11]);
+    assert!(say(&mut knowledge, ids[1], &[Event::Stored(stored(&numbers, None, &[1, 2], Tier::Gpu))]));
+    let second = hashes(&[2]);
+    assert!(say(&mut knowledge, ids[1], &[Event::Stored(stored(&second, Some(11), &[], Tier::Gpu))]));
+    let ranks = ask(&knowledge).ranks.len();
+    assert_eq!((ranks, matched(&knowledge).0), (1, [1, 3, 3]));
+}
+
+#[test]
+fn a_removal_without_a_group_is_one_from_every_group() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    let (numbers, prompt) = (hashes(&[1, 2]), prompt());
+    let event = stored(&numbers, None, &prompt[..4], Tier::Gpu);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(Stored { group: Some(1), ..event })]));
+    remove(&mut knowledge, ids[0], &[2], Tier::Gpu);
+    assert_eq!(matched(&knowledge).0, [1; 3]);
+}
+
+#[test]
+fn what_is_assumed_is_assumed_of_the_groups_that_there_are() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 0)]);
+    let (numbers, prompt) = (hashes(&[1, 2]), prompt());
+    let until = Instant::from_millis(10);
+    let group =
+        |to: usize| Stored { group: Some(1), ..stored(&numbers[..to], None, &prompt[..to * 2], Tier::Gpu) };
+    for id in &ids {
+        assert!(say(&mut knowledge, *id, &[Event::Stored(group(1))]));
+    }
+    assert_eq!(knowledge.assume(ContextId(0), InstanceId(0), 0, &keys()[..3], until), 2);
+    assert_eq!(matched(&knowledge).0, [1; 3]);
+    let mut matches = Matches::default();
+    knowledge.query(ContextId(0), &keys(), true, &mut matches);
+    assert_eq!(matches.instances.iter().map(|found| found.gpu).collect::<Vec<_>>(), [3, 1]);
+    // Before the first event, it is not known which groups there will be.
+    let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+    let other = hashes(&[9]);
+    let cpu = stored(&other, None, &[5, 5], Tier::Cpu);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(cpu)]));
+    assert_eq!(knowledge.assume(ContextId(0), InstanceId(0), 0, &keys()[..1], until), 1);
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(group(2))]));
+    assert_eq!(matched(&knowledge).0, [2; 3]);
+}
+
+#[test]
+fn hashes_that_mean_two_blocks_are_followed_along_one_chain() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 0)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2], 0, Tier::Gpu);
+    // b names another prompt's second block as a names its own.
+    let other = hashes(&[11, 2]);
+    assert!(say(&mut knowledge, ids[1], &[Event::Stored(stored(&other, None, &[7, 8, 9, 10], Tier::Gpu))]));
+    remove(&mut knowledge, ids[0], &[2], Tier::Gpu);
+    let found = |knowledge: &Knowledge, numbers: &[u64]| {
+        let (mut keys, mut matches) = (Vec::new(), Matches::default());
+        knowledge.keys_of(ContextId(0), &hashes(numbers), &mut keys);
+        knowledge.query(ContextId(0), &keys, false, &mut matches);
+        matches.instances.iter().map(|found| (found.instance.0, found.gpu)).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&knowledge, &[1, 2]), [(0, 1)]);
+    assert_eq!(found(&knowledge, &[11, 2]), [(1, 2)]);
+    // The store has a block under that hash: it is not known which.
+    assert_eq!(knowledge.register(store(1)), Ok(PublisherId(2)));
+    knowledge.serve(PublisherId(2), true);
+    object(&mut knowledge, PublisherId(2), 2, 0, false);
+    store_blocks(&mut knowledge, ids[0], &[2], 1, Tier::Gpu);
+    assert_eq!(knowledge.counters(PublisherId(2)).unwrap().stored, 0);
+}
+
+#[test]
+fn learnt_hashes_of_dropped_blocks_make_room() {
+    let index = crate::index::IndexLimits { blocks_max: 100, ..Default::default() };
+    let settings = Settings { learned_max: 200, index, ..Settings::default() };
+    let mut knowledge = Knowledge::new(settings);
+    let id = knowledge.register(engine("a", 0)).unwrap();
+    for number in 0..2_000_u32 {
+        let numbers = hashes(&[u64::from(number) + 1]);
+        let tokens = [number, 1];
+        let event = stored(&numbers, None, &tokens, Tier::Gpu);
+        let mut payload = Vec::new();
+        encode(Layout::VllmMaps, 1.0, None, &[Event::Stored(event)], &mut payload);
+        assert!(knowledge.apply(id, &payload));
+        knowledge.tick(Instant::ZERO, 1_000);
+    }
+    assert_eq!(knowledge.counters(id).unwrap().refused, 0);
+}
+
+#[test]
+fn a_snapshot_does_not_move_a_publisher_to_another_tenant_or_number() {
+    let forge = |change: fn(&mut Knowledge, PublisherId)| {
+        let (mut knowledge, ids) = knowing(&[engine("a", 0)]);
+        store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+        change(&mut knowledge, ids[0]);
+        let mut bytes = Vec::new();
+        knowledge.snapshot(|_| None, &mut bytes);
+        Knowledge::restore(&bytes, Settings::default()).map(|_| ())
+    };
+    assert_eq!(forge(|_, _| ()), Ok(()));
+    let wrong = SnapshotError::Invalid("a publisher's context or instance is another's");
+    let tenant = |knowledge: &mut Knowledge, id| {
+        knowledge.publishers.get_mut(&id).unwrap().registration.tenant = "other".into();
+    };
+    assert_eq!(forge(tenant), Err(wrong.clone()));
+    assert_eq!(
+        forge(|knowledge, _| knowledge.contexts[0].context.tenant = "other".into()),
+        Err(wrong.clone())
+    );
+    assert_eq!(forge(|knowledge, _| knowledge.instances[0].tenant = "other".into()), Err(wrong));
+    let number = SnapshotError::Invalid("a publisher's number");
+    assert_eq!(forge(|knowledge, _| knowledge.next_publisher = u32::MAX), Err(number));
+    let places = |knowledge: &mut Knowledge, _| {
+        let Settings { publishers_max, ranks_per_publisher_max, .. } = knowledge.settings;
+        knowledge.contexts[0].ranks.resize_with(publishers_max * ranks_per_publisher_max + 1, || None);
+    };
+    assert_eq!(forge(places), Err(SnapshotError::Full("publishers_max")));
+}

@@ -6,15 +6,16 @@ use alloc::vec::Vec;
 use hashbrown::HashMap;
 use te_core::Instant;
 
+use super::Counters;
 use super::book::{Book, Booking, List, NONE, PendingShip, Stage};
 use super::config::SchedulerConfig;
-use super::decay::Decayed;
+use super::decay::{Fading, Steps};
+use super::decode::limit;
 use super::lengths::Lengths;
 use super::nics::{Arrivals, Direction};
 use super::projection::{Load, Projection};
 use super::replicate::Replication;
 use super::types::{InstanceError, InstanceSpec, KindId, LoadReport, Role};
-use super::{Counters, view};
 use crate::cost::{CostModel, ErrorHistogram, PrefillCost, PrefillFit, PrefillWindow, StepFit};
 use crate::{InstanceId, Tier};
 
@@ -22,8 +23,6 @@ use crate::{InstanceId, Tier};
 const ERROR_MEMORY: u32 = 1_000;
 /// No engine is believed to have more work of others than this: ten minutes.
 const FOREIGN_NS_MAX: u64 = 600_000_000_000;
-/// The time in which the prefill that an instance was given counts half.
-const RECENT_HALF_LIFE_NS: u64 = 60_000_000_000;
 
 #[derive(Debug)]
 pub(super) struct Kind {
@@ -71,7 +70,8 @@ pub(super) struct Instance {
     /// Requests that it decodes and that we did not place.
     pub foreign: Load,
 
-    recent: Decayed,
+    /// Nanoseconds of prefill that it was given, halved every minute.
+    pub recent_ns: f64,
     pub cached_tokens: f64,
     pub window: PrefillWindow,
 }
@@ -94,7 +94,7 @@ impl Instance {
             arrivals: Arrivals::new(),
             projection: Projection::new(),
             foreign: Load::default(),
-            recent: Decayed::default(),
+            recent_ns: 0.0,
             cached_tokens: 0.0,
             window: PrefillWindow::default(),
         }
@@ -114,6 +114,7 @@ impl Instance {
     }
 
     /// Nanoseconds until the queue has drained. A first request that should have ended delays all others.
+    #[inline]
     pub(super) fn wait(&self, now: u64) -> u64 {
         if self.queue.len() == 0 {
             return self.foreign_ns;
@@ -122,18 +123,13 @@ impl Instance {
         self.free_at.saturating_add(late).saturating_sub(now).saturating_add(self.foreign_ns)
     }
 
-    /// Nanoseconds of prefill that it was given recently.
-    pub(super) fn recent_ns(&self, now: u64) -> u64 {
-        self.recent.at(now, RECENT_HALF_LIFE_NS) as u64
-    }
-
     /// The part of the recent time for which prefills were placed here; above 1 when they pile up.
-    pub(super) fn utilisation(&self, now: u64) -> f64 {
-        self.recent.utilisation(now, RECENT_HALF_LIFE_NS)
+    pub(super) fn utilisation(&self) -> f64 {
+        Fading::MINUTE.utilisation(self.recent_ns)
     }
 
-    pub(super) fn give(&mut self, prefill_ns: u64, tokens: u32, now: u64) {
-        self.recent.add(prefill_ns as f64, now, RECENT_HALF_LIFE_NS);
+    pub(super) fn give(&mut self, prefill_ns: u64, tokens: u32) {
+        self.recent_ns += prefill_ns as f64;
         self.cached_tokens += f64::from(tokens);
     }
 }
@@ -151,11 +147,15 @@ pub(super) struct Cluster {
     slots: HashMap<InstanceId, u32, foldhash::fast::FixedState>,
     /// Nanoseconds per byte from rack to rack.
     rack_ns_per_byte: Box<[f64]>,
+    store_ns_per_byte: f64,
+    tier_ns_per_byte: [f64; 4],
+    tier_latency_ns: [u64; 4],
     pub book: Book,
     pub lengths: Lengths,
     pub replication: Option<Replication>,
     pub counters: Counters,
     pub ttft_errors: ErrorHistogram,
+    steps: Steps,
     pub refusing_ttft: bool,
     pub refusing_tbt: bool,
 }
@@ -174,14 +174,32 @@ impl Cluster {
                 foldhash::fast::FixedState::default(),
             ),
             rack_ns_per_byte: (0..racks * racks).map(|_| rate).collect(),
+            store_ns_per_byte: rate,
+            tier_ns_per_byte: config.tiers.map(|tier| ns_per_byte(tier.bytes_per_s)),
+            tier_latency_ns: config.tiers.map(|tier| limit(tier.latency)),
             book: Book::new(limits.reservations),
             lengths: Lengths::new(limits.models, config.output_tokens_first, config.output_quantile),
             replication: config.replication.map(Replication::new),
             counters: Counters::default(),
             ttft_errors: ErrorHistogram::new(ERROR_MEMORY),
+            steps: Steps::default(),
             refusing_ttft: false,
             refusing_tbt: false,
             config,
+        }
+    }
+
+    /// What was long ago weighs less.
+    pub(super) fn fade(&mut self, now: Instant) {
+        let steps = self.steps.until(now);
+        if steps == 0 {
+            return;
+        }
+        let (prefill, nic) = (Fading::MINUTE.after(steps), Fading::TEN_SECONDS.after(steps));
+        for instance in &mut self.instances {
+            instance.recent_ns *= prefill;
+            instance.egress.fade(nic);
+            instance.ingress.fade(nic);
         }
     }
 
@@ -230,10 +248,12 @@ impl Cluster {
         self.vacant.push(slot);
     }
 
+    #[inline]
     pub(super) fn slot(&self, id: InstanceId) -> Option<u32> {
         self.slots.get(&id).copied()
     }
 
+    #[inline]
     pub(super) fn instance(&self, slot: u32) -> &Instance {
         &self.instances[slot as usize]
     }
@@ -242,6 +262,7 @@ impl Cluster {
         &mut self.instances[slot as usize]
     }
 
+    #[inline]
     pub(super) fn model(&self, instance: &Instance) -> &CostModel {
         &self.kinds[usize::from(instance.spec.kind.0)].model
     }
@@ -265,20 +286,21 @@ impl Cluster {
     }
 
     pub(super) fn tier_ns_per_byte(&self, tier: Tier) -> f64 {
-        ns_per_byte(self.config.tiers[tier as usize].bytes_per_s)
+        self.tier_ns_per_byte[tier as usize]
     }
 
     pub(super) fn tier_latency_ns(&self, tier: Tier) -> u64 {
-        u64::try_from(self.config.tiers[tier as usize].latency.as_nanos()).unwrap_or(u64::MAX)
+        self.tier_latency_ns[tier as usize]
     }
 
     /// Nanoseconds per byte between two instances; [`NONE`] sends for the store.
+    #[inline]
     pub(super) fn ns_per_byte(&self, from: u32, to: u32, tier: Option<Tier>) -> f64 {
         let receiver = self.instance(to);
         let tier = tier.map_or(0.0, |tier| self.tier_ns_per_byte(tier));
         let rate = receiver.nic_ns_per_byte.max(tier);
         if from == NONE {
-            return rate.max(ns_per_byte(self.config.bandwidth_bytes_per_s));
+            return rate.max(self.store_ns_per_byte);
         }
         let sender = self.instance(from);
         let racks = usize::from(self.config.limits.racks.max(1));
@@ -286,18 +308,18 @@ impl Cluster {
         rate.max(sender.nic_ns_per_byte).max(self.rack_ns_per_byte[rack])
     }
 
-    /// Books a transfer that may begin at `earliest`; returns when it should end. The sender is free for others
-    /// while the receiver still waits for its turn.
+    /// Books a transfer that may begin at `earliest`; returns when it should end. The sender is free for
+    /// others while the receiver still waits for its turn.
     pub(super) fn book_transfer(&mut self, from: u32, to: u32, earliest: u64, span: u64) -> Booking {
         let mut sent = earliest.saturating_add(span);
         if from != NONE {
             let egress = &mut self.instance_mut(from).egress;
             sent = egress.free(earliest).saturating_add(span);
-            egress.book(sent, span, earliest);
+            egress.book(sent, span);
         }
         let ingress = &mut self.instance_mut(to).ingress;
         let end = ingress.free(sent - span).saturating_add(span);
-        ingress.book(end, span, earliest);
+        ingress.book(end, span);
         Booking { from, to, span, sent, end }
     }
 
@@ -451,7 +473,8 @@ impl Cluster {
         }
     }
 
-    /// An engine without work has ended, or never got, what should have begun a while ago: its time is given back.
+    /// An engine without work has ended, or never got, what should have begun a while ago: its time is given
+    /// back.
     fn drop_phantoms(&mut self, slot: u32, now: Instant) {
         /// Between our decision and the engine's report that it has the request.
         const GRACE_NS: u64 = 2_000_000_000;
@@ -482,16 +505,11 @@ impl Cluster {
             instance.arrivals.remove(step, span);
         }
     }
-
-    pub(super) fn latency(&self, slot: u32, work: &crate::cost::PrefillWork) -> (u64, u64) {
-        let instance = self.instance(slot);
-        let cost = self.prefill_cost(instance);
-        (view::latency(instance, cost, work), view::occupancy(instance, cost, work))
-    }
 }
 
-/// When KV that is shipped after (or, layer by layer, during) a prefill from `start` to `end` has arrived, if the
-/// NIC is free from `free_at` on.
+/// When KV that is shipped after (or, layer by layer, during) a prefill from `start` to `end` has arrived, if
+/// the NIC is free from `free_at` on.
+#[inline]
 pub(super) fn ship_end(free_at: u64, start: u64, end: u64, span: u64, layerwise: bool) -> u64 {
     let earliest = if layerwise { start } else { end };
     free_at.max(earliest).saturating_add(span).max(end)

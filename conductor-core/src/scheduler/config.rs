@@ -81,15 +81,16 @@ pub struct SchedulerConfig {
     pub admission: bool,
     /// After a refusal for its SLO, requests are refused until a prediction is below the SLO by this part.
     pub hysteresis: f64,
-    /// KV is shipped from prefill to decode instances over the NICs that are booked here; without it, shipping
-    /// takes no time and no NIC.
+    /// KV is shipped from prefill to decode instances over the NICs that are booked here; without it,
+    /// shipping takes no time and no NIC.
     pub ships: bool,
     /// The first token reaches the client only when the KV has reached the decode instance (so with vLLM and
     /// SGLang, whose decode instance answers).
     pub first_token_after_transfer: bool,
     /// KV is streamed to the decode instance layer by layer while the prefill runs.
     pub layerwise: bool,
-    /// Bytes per second between racks for which [`set_bandwidth`](super::Scheduler::set_bandwidth) said nothing.
+    /// Bytes per second between racks for which [`set_bandwidth`](super::Scheduler::set_bandwidth) said
+    /// nothing.
     pub bandwidth_bytes_per_s: u64,
     /// What reading from each tier costs, in the order of [`Tier::ALL`](crate::Tier::ALL).
     pub tiers: [TierCost; 4],
@@ -97,7 +98,8 @@ pub struct SchedulerConfig {
     pub reservation_ttl: Duration,
     /// Tokens of output that are expected of a model without history.
     pub output_tokens_first: u32,
-    /// The quantile of the lengths of output that is expected.
+    /// The quantile of the lengths of output that is expected: a high one, because a batch that was expected
+    /// to be smaller keeps nobody's promise.
     pub output_quantile: f64,
     /// Replication of hot prefixes; `None` without.
     pub replication: Option<ReplicationConfig>,
@@ -126,7 +128,7 @@ impl Default for SchedulerConfig {
             ],
             reservation_ttl: Duration::from_secs(300),
             output_tokens_first: 256,
-            output_quantile: 0.5,
+            output_quantile: 0.9,
             replication: Some(ReplicationConfig::default()),
             online_fit: Some(OnlineFitConfig::default()),
         }

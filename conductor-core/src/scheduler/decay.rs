@@ -1,43 +1,55 @@
-//! Sums that forget: they halve in a given time.
+//! Sums that forget: they halve in a given time, to be told apart from what is long ago.
+//!
+//! They fade by a constant factor per step of time, all of them at once: reading one costs nothing, and no
+//! exponential function is needed whose last bit could differ between machines.
 
-/// A sum, and when it was computed.
+use te_core::Instant;
+
+/// Nanoseconds per step.
+const STEP_NS: u64 = 250_000_000;
+
+/// Counts steps.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Decayed {
-    sum: f64,
-    at: u64,
-}
+pub(super) struct Steps(u64);
 
-impl Decayed {
-    /// The sum at `now`, nanoseconds, when it halves every `half_life` nanoseconds.
-    pub(super) fn at(&self, now: u64, half_life: u64) -> f64 {
-        if self.sum == 0.0 { 0.0 } else { self.sum * half_to_the(now.saturating_sub(self.at), half_life) }
-    }
-
-    pub(super) fn add(&mut self, value: f64, now: u64, half_life: u64) {
-        self.sum = self.at(now, half_life) + value;
-        self.at = self.at.max(now);
-    }
-
-    /// The part of the time that the spans which were added take, if they came evenly: their rate.
-    pub(super) fn utilisation(&self, now: u64, half_life: u64) -> f64 {
-        self.at(now, half_life) * LN_2 / half_life.max(1) as f64
+impl Steps {
+    /// Steps since the last call.
+    pub(super) fn until(&mut self, now: Instant) -> u64 {
+        let step = now.as_nanos() / STEP_NS;
+        let steps = step.saturating_sub(self.0);
+        self.0 = self.0.max(step);
+        steps
     }
 }
 
-const LN_2: f64 = core::f64::consts::LN_2;
+/// How fast a sum fades: the factor per step.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fading(f64);
 
-/// `2^-(elapsed / half_life)`: exact at whole numbers, and within 2e-5 between them by the series of the
-/// exponential function, so that every machine computes the same.
-fn half_to_the(elapsed: u64, half_life: u64) -> f64 {
-    let half_life = half_life.max(1);
-    let halvings = elapsed / half_life;
-    if halvings >= 64 {
-        return 0.0;
+impl Fading {
+    /// Halves in 10 s: `2^(-1/40)`.
+    pub(super) const TEN_SECONDS: Self = Self(0.982_820_598_545_251_1);
+    /// Halves in a minute: `2^(-1/240)`.
+    pub(super) const MINUTE: Self = Self(0.997_116_053_334_589_2);
+
+    /// The factor after `steps`.
+    pub(super) fn after(self, steps: u64) -> f64 {
+        // Squares: a long silence costs no more than a short one.
+        let (mut factor, mut power, mut steps) = (1.0, self.0, steps);
+        while steps > 0 {
+            if steps & 1 == 1 {
+                factor *= power;
+            }
+            power *= power;
+            steps >>= 1;
+        }
+        factor
     }
-    let x = (elapsed % half_life) as f64 / half_life as f64 * LN_2;
-    let series =
-        1.0 - x * (1.0 - x / 2.0 * (1.0 - x / 3.0 * (1.0 - x / 4.0 * (1.0 - x / 5.0 * (1.0 - x / 6.0)))));
-    series / (1_u64 << halvings) as f64
+
+    /// The part of the time that spans take whose faded sum is `sum` nanoseconds, if they come evenly.
+    pub(super) fn utilisation(self, sum: f64) -> f64 {
+        sum * (1.0 - self.0) / STEP_NS as f64
+    }
 }
 
 #[cfg(test)]
@@ -45,22 +57,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sum_halves_in_its_half_life_however_often_it_is_looked_at() {
-        for tenths in 0..200_u32 {
-            let exact = 0.5_f64.powf(f64::from(tenths) / 10.0);
-            assert!((half_to_the(u64::from(tenths), 10) - exact).abs() < 2e-5, "{tenths}");
-        }
-        let mut sum = Decayed::default();
-        sum.add(1_024.0, 0, 1_000);
-        (1..=3_000).for_each(|at| sum.add(0.0, at, 1_000));
-        assert!((sum.at(3_000, 1_000) - 128.0).abs() < 2.0, "{sum:?}");
-        assert_eq!(sum.at(u64::MAX, 1_000), 0.0);
+    fn factors_halve_in_their_time() {
+        assert!((Fading::TEN_SECONDS.after(40) - 0.5).abs() < 1e-12);
+        assert!((Fading::MINUTE.after(240) - 0.5).abs() < 1e-12);
+        assert_eq!(Fading::MINUTE.after(0), 1.0);
+        assert_eq!(Fading::MINUTE.after(u64::MAX), 0.0);
     }
 
     #[test]
     fn even_spans_are_their_rate() {
-        let mut sum = Decayed::default();
-        (0..10_000).for_each(|i| sum.add(30.0, i * 100, 5_000));
-        assert!((sum.utilisation(1_000_000, 5_000) - 0.3).abs() < 0.01);
+        let (mut steps, mut sum) = (Steps::default(), 0.0);
+        for i in 0..10_000_u64 {
+            let passed = steps.until(Instant::from_millis(100 * i));
+            sum = sum * Fading::TEN_SECONDS.after(passed) + 30e6;
+        }
+        let busy = Fading::TEN_SECONDS.utilisation(sum);
+        assert!((busy - 0.3).abs() < 0.01, "{busy}");
     }
 }

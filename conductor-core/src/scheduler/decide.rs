@@ -1,6 +1,7 @@
 //! One decision: candidates and holders from the matches, the policy's choice, its prediction, the decode
 //! instance, admission, and the books.
 
+use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
 
@@ -12,7 +13,7 @@ use super::config::Limits;
 use super::decode::{Chosen, Need, limit};
 use super::replicate::Noted;
 use super::types::{Ask, Decision, Fetch, Reason, Refusal, Role, Source};
-use super::view::{Candidate, Estimate, Holder, Placement, View};
+use super::view::{Candidate, Estimate, Holder, Placement, Prefill, View};
 use super::{Policy, PolicyKind, Scheduler};
 use crate::cost::PrefillWork;
 use crate::{InstanceId, InstanceMatch, Tier};
@@ -25,6 +26,12 @@ const RETRY: Duration = Duration::from_secs(1);
 pub(super) struct Scratch {
     candidates: Vec<Candidate>,
     holders: Vec<Holder>,
+    /// Holders by falling number of blocks, without those that another one of their rack equals in
+    /// everything.
+    sorted: Vec<Holder>,
+    order: Vec<u64>,
+    /// Per rack and tier: the holder so far that is free first.
+    soonest: Vec<Soonest>,
     /// Per slot of an instance: what it has.
     matches: Vec<InstanceMatch>,
     /// Per slot of an instance: blocks in its memory.
@@ -40,11 +47,21 @@ impl Scratch {
             candidates: Vec::with_capacity(instances),
             // Memory and disk of every instance, and the store.
             holders: Vec::with_capacity(2 * instances + 1),
+            sorted: Vec::with_capacity(2 * instances + 1),
+            order: Vec::with_capacity(2 * instances + 1),
+            soonest: vec![Soonest::default(); (usize::from(limits.racks.max(1)) + 1) * Tier::ALL.len()],
             matches: Vec::with_capacity(instances),
             held: Vec::with_capacity(instances),
             utilisation: 0.0,
         }
     }
+}
+
+/// A holder's NIC.
+#[derive(Clone, Copy, Debug, Default)]
+struct Soonest {
+    wait: u64,
+    ns_per_byte: f64,
 }
 
 /// The part of a decision that concerns the prefill.
@@ -154,6 +171,7 @@ impl Scheduler {
         admission: bool,
     ) -> Result<(Plan, Chosen), Refusal> {
         let Self { cluster, policy, scratch } = self;
+        cluster.fade(now);
         scratch.fill(cluster, now, ask, coming);
         if scratch.candidates.is_empty() {
             return Err(Refusal::of(Reason::NoPrefill, RETRY));
@@ -224,7 +242,8 @@ impl Cluster {
         let prefill = plan.candidate.slot;
         let reused = plan.estimate.blocks * ask.block_tokens;
         let work = PrefillWork::of(ask.tokens, reused);
-        let (prefill_ns, occupancy_ns) = self.latency(prefill, &work);
+        let blocks = plan.estimate.blocks;
+        let (prefill_ns, occupancy_ns) = (plan.estimate.prefill, plan.candidate.prefill.occupancy(blocks));
         let ttft = self.ttft(now, plan, chosen);
         let fetch = plan
             .from
@@ -259,7 +278,7 @@ impl Cluster {
             let free_at = instance.ship_free_at.max(instance.egress.free(nanos));
             instance.ship_free_at = ship_end(free_at, start, end, ship.span, layerwise);
         }
-        instance.give(prefill_ns, ask.tokens - plan.own_blocks * ask.block_tokens, nanos);
+        instance.give(prefill_ns, ask.tokens - plan.own_blocks * ask.block_tokens);
         self.counters.decided += 1;
         self.counters.fetches += u64::from(plan.from.is_some());
         self.counters.tokens += u64::from(ask.tokens);
@@ -338,15 +357,18 @@ impl Scratch {
                 continue;
             }
             let found = &self.matches[slot];
+            let model = cluster.model(instance);
             let decodes = instance.spec.role == Role::Both;
             let decoding = if decodes { instance.projection.requests() as u32 } else { 0 };
             let egress = instance.egress.free(nanos).max(instance.ship_free_at);
-            busy += instance.utilisation(nanos);
+            busy += instance.utilisation();
             self.candidates.push(Candidate {
                 slot: slot as u32,
+                prefill: Prefill::new(&instance.spec, &model.prefill, ask.tokens, ask.block_tokens),
+                block_bytes: f64::from(ask.block_tokens) * model.kv_bytes_per_token as f64,
                 egress_wait: egress - nanos,
                 ingress_wait: instance.ingress.free(nanos) - nanos,
-                ingress_utilisation: instance.ingress.utilisation(nanos),
+                ingress_utilisation: instance.ingress.utilisation(),
                 id: instance.spec.id,
                 rack: instance.spec.rack,
                 decodes,
@@ -359,7 +381,7 @@ impl Scratch {
                 queued_tokens: instance.queued_tokens,
                 decode_tokens: if decodes { instance.projection.at(now).kv.max(0) as u64 } else { 0 },
                 cached_tokens: instance.cached_tokens as u64,
-                recent_ns: instance.recent_ns(nanos),
+                recent_ns: instance.recent_ns as u64,
             });
         }
         self.utilisation = busy / self.candidates.len().max(1) as f64;
@@ -382,7 +404,7 @@ impl Scratch {
                 tier,
                 blocks,
                 wait: if blind { 0 } else { instance.egress.free(nanos) - nanos },
-                utilisation: instance.egress.utilisation(nanos),
+                utilisation: instance.egress.utilisation(),
             };
             if found.cpu > 0 {
                 let tier = if found.cpu > found.gpu { Tier::Cpu } else { Tier::Gpu };
@@ -404,22 +426,33 @@ impl Scratch {
                 utilisation: 0.0,
             });
         }
-        self.holders.sort_unstable_by(|a, b| {
-            b.blocks
-                .cmp(&a.blocks)
-                .then(a.wait.cmp(&b.wait))
-                .then(a.tier.cmp(&b.tier))
-                .then(a.slot.cmp(&b.slot))
-        });
-        let mut kept = 0;
-        for i in 0..self.holders.len() {
-            let holder = self.holders[i];
-            if !self.holders[..kept].iter().any(|better| is_better(cluster, better, &holder)) {
-                self.holders[kept] = holder;
-                kept += 1;
+        self.order.clear();
+        self.order
+            .extend(self.holders.iter().zip(0_u64..).map(|(holder, i)| u64::from(!holder.blocks) << 32 | i));
+        self.order.sort_unstable();
+        self.soonest.fill(Soonest { wait: u64::MAX, ns_per_byte: f64::INFINITY });
+        self.sorted.clear();
+        for &key in &self.order {
+            let holder = self.holders[(key & u64::from(u32::MAX)) as usize];
+            let store = holder.slot == NONE;
+            let ns_per_byte = if store { 0.0 } else { cluster.instance(holder.slot).nic_ns_per_byte() };
+            // The store has a network of its own, after those of the racks.
+            let rack = if store {
+                usize::from(cluster.config.limits.racks.max(1))
+            } else {
+                usize::from(holder.rack)
+            };
+            let sooner = &mut self.soonest[rack * Tier::ALL.len()..(rack + 1) * Tier::ALL.len()];
+            let tier = holder.tier as usize;
+            let equalled = |other: &Soonest| other.wait <= holder.wait && other.ns_per_byte <= ns_per_byte;
+            if sooner[..=tier].iter().any(equalled) {
+                continue;
             }
+            if holder.wait <= sooner[tier].wait {
+                sooner[tier] = Soonest { wait: holder.wait, ns_per_byte };
+            }
+            self.sorted.push(holder);
         }
-        self.holders.truncate(kept);
     }
 
     fn view<'a>(&'a self, cluster: &'a Cluster, now: Instant, ask: &'a Ask<'a>) -> View<'a> {
@@ -428,7 +461,7 @@ impl Scratch {
             now,
             ask,
             candidates: &self.candidates,
-            holders: &self.holders,
+            holders: &self.sorted,
             blocks_max: (ask.tokens - 1) / ask.block_tokens,
             utilisation: self.utilisation,
         }
@@ -449,7 +482,7 @@ impl Scratch {
             fetch_earliest: now.as_nanos(),
         };
         if let Some((holder, blocks)) = fetch {
-            let holder = *self.holders.get(holder)?;
+            let holder = *self.sorted.get(holder)?;
             if blocks > own.blocks && holder.blocks > own.blocks {
                 plan.estimate = view.fetched(&candidate, &own, &holder, blocks, true);
                 plan.from = Some(holder);
@@ -464,16 +497,21 @@ impl Scratch {
 impl Scratch {
     /// Adds up what `ask` lost because the NIC of the instance with the longest prefix was busy.
     fn note_hot(&self, cluster: &mut Cluster, now: Instant, ask: &Ask<'_>, plan: &Plan) {
-        let longest = self.holders.iter().find(|holder| holder.instance.is_some());
-        let Some(holder) = longest.filter(|holder| holder.wait > 0 && holder.blocks > plan.own_blocks) else {
+        let longest = self.sorted.iter().find(|holder| holder.instance.is_some());
+        let Some(holder) = longest.filter(|holder| holder.wait > 0) else {
             return;
         };
         let (Some(from), Some(&key)) = (holder.instance, ask.keys.get(holder.blocks as usize - 1)) else {
             return;
         };
         let view = self.view(cluster, now, ask);
-        let fetches = view.fetches(&plan.candidate, &view.own(&plan.candidate), holder, false);
-        let free = fetches.into_iter().flatten().map(|fetched| fetched.total).min().unwrap_or(u64::MAX);
+        // What the best instance could have done if the NIC had been free.
+        let mut free = u64::MAX;
+        for candidate in view.candidates().iter().filter(|candidate| Some(candidate.id) != holder.instance) {
+            let fetches = view.fetches(candidate, &view.own(candidate), holder, false);
+            let soonest = fetches.into_iter().flatten().map(|fetched| fetched.total).min();
+            free = free.min(soonest.unwrap_or(u64::MAX));
+        }
         let lost = plan.estimate.total.saturating_sub(free);
         let idle = self.candidates.iter().filter(|candidate| candidate.disk < holder.blocks);
         let Some(to) = idle.min_by_key(|candidate| (candidate.recent_ns, candidate.slot)) else { return };
@@ -484,16 +522,4 @@ impl Scratch {
             Noted::Dropped => cluster.counters.replicates_dropped += 1,
         }
     }
-}
-
-/// Whether `better` is at least as good a source as `holder` for every candidate, itself apart (for which
-/// `holder` has nothing new either).
-fn is_better(cluster: &Cluster, better: &Holder, holder: &Holder) -> bool {
-    let same_network = better.slot == holder.slot
-        || (better.slot != NONE
-            && holder.slot != NONE
-            && better.rack == holder.rack
-            && cluster.instance(better.slot).nic_ns_per_byte()
-                <= cluster.instance(holder.slot).nic_ns_per_byte());
-    same_network && better.blocks >= holder.blocks && better.wait <= holder.wait && better.tier <= holder.tier
 }

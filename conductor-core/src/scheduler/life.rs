@@ -22,7 +22,7 @@ use super::cluster::{Cluster, Instance, State};
 use super::decode::limit;
 use super::projection::Load;
 use super::types::{Ask, Decision, Fetch, LoadReport, Reason, Refusal, ReservationId, Role, Source};
-use crate::cost::PrefillWork;
+use super::view::Prefill;
 use crate::{InstanceId, Tier};
 
 /// A report about a reservation that ended, or that was placed anew under another name.
@@ -180,10 +180,10 @@ impl Scheduler {
         true
     }
 
-    /// Places a request anew whose instance was lost, with what is left of its promise: it was accepted, so that
-    /// a promise that can no longer be kept does not refuse it. After its first token, `ask` has the output so
-    /// far as part of the prompt; if the store has all of its full blocks, a decode instance restores it without
-    /// a prefill. The former name of the reservation has no effect from then on.
+    /// Places a request anew whose instance was lost, with what is left of its promise: it was accepted, so
+    /// that a promise that can no longer be kept does not refuse it. After its first token, `ask` has the
+    /// output so far as part of the prompt; if the store has all of its full blocks, a decode instance
+    /// restores it without a prefill. The former name of the reservation has no effect from then on.
     ///
     /// # Errors
     ///
@@ -387,7 +387,6 @@ impl Cluster {
         let output = ask.expected_output.unwrap_or_else(|| self.lengths.expected(ask.model)).max(1);
         let kv = i64::from(ask.tokens) + i64::from(output);
         let load = Load { sequences: 1, context: kv - i64::from(output / 2), kv };
-        let work = PrefillWork::of(ask.tokens, blocks * ask.block_tokens);
         let nanos = now.as_nanos();
         let mut best: Option<((u64, u64), Restore)> = None;
         for to in 0..self.instances.len() as u32 {
@@ -401,13 +400,11 @@ impl Cluster {
             let bytes = f64::from(blocks * ask.block_tokens) * self.kv_bytes_per_token(instance);
             let span = (bytes * self.ns_per_byte(NONE, to, Some(Tier::Store))) as u64;
             let begin = instance.ingress.free(nanos).saturating_add(self.tier_latency_ns(Tier::Store));
-            let prefill = self.latency(to, &work).0;
+            let cost = self.prefill_cost(instance);
+            let prefill = Prefill::new(&instance.spec, cost, ask.tokens, ask.block_tokens).latency(blocks);
             let ready = begin.saturating_add(span).saturating_add(prefill);
-            if !self.fits(to, Instant::from_nanos(ready), load) {
-                continue;
-            }
-            let step = self.step_with(to, Instant::from_nanos(ready), load);
-            if best.as_ref().is_none_or(|(least, _)| (ready, step) < *least) {
+            let (step, fits) = self.with(to, Instant::from_nanos(ready), load);
+            if fits && best.as_ref().is_none_or(|(least, _)| (ready, step) < *least) {
                 best = Some(((ready, step), Restore { to, begin, span, prefill, ready, step }));
             }
         }

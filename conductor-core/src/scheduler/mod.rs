@@ -3,9 +3,9 @@
 //! ```text
 //!   Ask (lengths, matches) ─▶ candidates, holders ─▶ Policy ─▶ prediction ─▶ decode ─▶ admission ─▶ Decision
 //!                                  ▲                              ▲            ▲                      │
-//!                                  │ queues, NICs as booked       │ cost       │ projections          │ books
+//!                                  │ queues, NICs as booked       │ cost       │ projections          │
 //!                                  └──────────────────────────────┴────────────┴──────────────────────┘
-//!   prefill_started, prefill_done, transfer_done, first_token, output_tokens, done, load_report ──▶ corrections
+//!   prefill_started, prefill_done, transfer_done, first_token, output_tokens, done, load_report
 //! ```
 //!
 //! The scheduler never sees tokens, sockets or a clock. [`decide`](Scheduler::decide) and the reports of a
@@ -127,7 +127,8 @@ impl Scheduler {
         true
     }
 
-    /// Bytes per second from a rack to another (or itself), as measured. `false`: 0, or a rack above the limit.
+    /// Bytes per second from a rack to another (or itself), as measured. `false`: 0, or a rack above the
+    /// limit.
     pub fn set_bandwidth(&mut self, from: u16, to: u16, bytes_per_s: u64) -> bool {
         self.cluster.set_bandwidth(from, to, bytes_per_s)
     }

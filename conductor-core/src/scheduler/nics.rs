@@ -8,22 +8,20 @@ use alloc::vec;
 
 use te_core::Instant;
 
-use super::decay::Decayed;
+use super::decay::Fading;
 use super::projection::STEP_NS;
-
-/// What was booked counts half after this time in the utilisation.
-const RECENT_HALF_LIFE_NS: u64 = 10_000_000_000;
 
 /// One direction of an instance's NICs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Direction {
     free_at: u64,
     outstanding: u32,
-    recent: Decayed,
+    recent_ns: f64,
 }
 
 impl Direction {
     /// When a new transfer could begin, in nanoseconds; not before `now`.
+    #[inline]
     pub(super) fn free(&self, now: u64) -> u64 {
         self.free_at.max(now)
     }
@@ -34,15 +32,20 @@ impl Direction {
     }
 
     /// Books a transfer of `span` that ends at `end`.
-    pub(super) fn book(&mut self, end: u64, span: u64, now: u64) {
+    pub(super) fn book(&mut self, end: u64, span: u64) {
         self.free_at = self.free_at.max(end);
         self.outstanding += 1;
-        self.recent.add(span as f64, now, RECENT_HALF_LIFE_NS);
+        self.recent_ns += span as f64;
     }
 
     /// The part of the recent time for which transfers were booked; above 1 when they pile up.
-    pub(super) fn utilisation(&self, now: u64) -> f64 {
-        self.recent.utilisation(now, RECENT_HALF_LIFE_NS)
+    pub(super) fn utilisation(&self) -> f64 {
+        Fading::TEN_SECONDS.utilisation(self.recent_ns)
+    }
+
+    /// What was booked before weighs less by `factor`.
+    pub(super) fn fade(&mut self, factor: f64) {
+        self.recent_ns *= factor;
     }
 
     /// A transfer of `span` that should have ended at `end` has ended, or will not take place. What was
@@ -76,8 +79,15 @@ impl Arrivals {
     }
 
     /// Makes the step of `now` the first; what should have arrived before counts there.
+    #[inline]
     pub(super) fn advance(&mut self, now: Instant) {
         let to = now.as_nanos() / STEP_NS;
+        if to > self.head {
+            self.advance_to(to);
+        }
+    }
+
+    fn advance_to(&mut self, to: u64) {
         if to > self.head + STEPS as u64 {
             let late = self.total;
             self.spans.fill(0);
@@ -106,6 +116,7 @@ impl Arrivals {
     }
 
     /// When a transfer that is asked for at `at` could begin, if the NIC is free from `free_at` on.
+    #[inline]
     pub(super) fn begin(&self, free_at: u64, at: u64) -> u64 {
         let mut free_at = free_at;
         if self.total > 0 {
@@ -142,8 +153,8 @@ mod tests {
     #[test]
     fn transfers_wait_for_those_before_them() {
         let mut nic = Direction::default();
-        nic.book(100, 100, 0);
-        nic.book(250, 150, 0);
+        nic.book(100, 100);
+        nic.book(250, 150);
         assert_eq!(nic.free(10), 250);
         // The first ends 20 early, so does the second.
         nic.release(100, 100, 80);
@@ -156,8 +167,8 @@ mod tests {
     #[test]
     fn a_late_transfer_delays_those_behind_it() {
         let mut nic = Direction::default();
-        nic.book(100, 100, 0);
-        nic.book(250, 150, 0);
+        nic.book(100, 100);
+        nic.book(250, 150);
         nic.release(100, 100, 140);
         assert_eq!(nic.free(140), 290);
     }

@@ -2,7 +2,8 @@
 //!
 //! Requests on their way count from the step in which their prefill should end; those that decode count until
 //! the step in which their output should end. Looking up a time is one access; a change costs one pass over
-//! the steps that follow. A request that has not ended in its step counts again until it is reported as ended.
+//! the steps that follow. A request that has not ended in its step counts again until it is reported as
+//! ended.
 
 use alloc::boxed::Box;
 use alloc::vec;
@@ -77,8 +78,15 @@ impl Projection {
     }
 
     /// Makes the step of `now` the first one. Time that goes back changes nothing.
+    #[inline]
     pub(super) fn advance(&mut self, now: Instant) {
         let to = step_of(now);
+        if to > self.head {
+            self.advance_to(to);
+        }
+    }
+
+    fn advance_to(&mut self, to: u64) {
         if to > self.head + STEPS as u64 {
             // Everything that should have ended did not; everything that should have arrived has.
             let mut load = self.at[index(self.head + STEPS as u64 - 1)];
@@ -101,6 +109,7 @@ impl Projection {
     }
 
     /// The load in the step of `time`; the last step that is known when it is later.
+    #[inline]
     pub(super) fn at(&self, time: Instant) -> Load {
         self.at[index(self.clamped(step_of(time)))]
     }
@@ -111,6 +120,11 @@ impl Projection {
         (from..self.head + STEPS as u64)
             .find(|&step| fits(self.at[index(step)]))
             .map(|step| Instant::from_nanos(step * STEP_NS))
+    }
+
+    /// The loads of the steps from that of `from` to that of `to`, as far as is looked ahead.
+    pub(super) fn between(&self, from: Instant, to: Instant) -> impl Iterator<Item = Load> {
+        (self.clamped(step_of(from))..=self.clamped(step_of(to))).map(|step| self.at[index(step)])
     }
 
     /// Requests that are counted, at any time.
@@ -172,7 +186,8 @@ impl Projection {
         }
     }
 
-    /// An end beyond what is looked ahead is not counted: [`move_to`](Self::move_to) counts it once it is near.
+    /// An end beyond what is looked ahead is not counted: [`move_to`](Self::move_to) counts it once it is
+    /// near.
     fn count_finish(&mut self, entry: &mut Entry, finish: Instant) {
         let step = step_of(finish);
         entry.finish = None;

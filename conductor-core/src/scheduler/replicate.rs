@@ -9,7 +9,6 @@ use alloc::vec::Vec;
 use te_core::Instant;
 
 use super::config::ReplicationConfig;
-use super::decay::Decayed;
 use super::decode::limit;
 use super::types::Replicate;
 use crate::{BlockKey, InstanceId};
@@ -20,7 +19,19 @@ const ACTIONS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug)]
 struct Prefix {
     key: BlockKey,
-    lost_ns: Decayed,
+    lost_ns: f64,
+    /// When it was `lost_ns`.
+    at: u64,
+}
+
+impl Prefix {
+    /// What it has lost by now: halved per half-life, and in a straight line between its multiples.
+    fn faded(&self, nanos: u64, half_life: u64) -> f64 {
+        let (elapsed, half_life) = (nanos.saturating_sub(self.at), half_life.max(1));
+        let halvings = (elapsed / half_life).min(63);
+        let rest = (elapsed % half_life) as f64 / half_life as f64;
+        self.lost_ns / (1_u64 << halvings) as f64 * (1.0 - 0.5 * rest)
+    }
 }
 
 /// See the module.
@@ -57,8 +68,8 @@ impl Replication {
         self.actions.pop_front()
     }
 
-    /// A request lost `lost_ns` because the NIC of `from` was busy; `to` would be the next instance to hold the
-    /// prefix that ends with `key`.
+    /// A request lost `lost_ns` because the NIC of `from` was busy; `to` would be the next instance to hold
+    /// the prefix that ends with `key`.
     pub(super) fn lost(
         &mut self,
         now: Instant,
@@ -72,28 +83,29 @@ impl Replication {
         let i = match self.prefixes.iter().position(|prefix| prefix.key == key) {
             Some(i) => i,
             None => {
-                let lost_ns = Decayed::default();
+                let cold = Prefix { key, lost_ns: 0.0, at: nanos };
                 let i = if self.prefixes.len() < self.prefixes.capacity() {
                     self.prefixes.len()
                 } else {
                     self.coldest(nanos)
                 };
                 match self.prefixes.get_mut(i) {
-                    Some(prefix) => *prefix = Prefix { key, lost_ns },
-                    None => self.prefixes.push(Prefix { key, lost_ns }),
+                    Some(prefix) => *prefix = cold,
+                    None => self.prefixes.push(cold),
                 }
                 i
             }
         };
-        self.prefixes[i].lost_ns.add(lost_ns as f64, nanos, half_life);
+        let prefix = &mut self.prefixes[i];
+        *prefix = Prefix { key, lost_ns: prefix.faded(nanos, half_life) + lost_ns as f64, at: nanos };
         let rested = self.last.is_none_or(|last| now.nanos_since(last) >= limit(self.config.interval));
-        if !rested || self.prefixes[i].lost_ns.at(nanos, half_life) < limit(self.config.wait_min) as f64 {
+        if !rested || prefix.lost_ns < limit(self.config.wait_min) as f64 {
             return Noted::Counted;
         }
         if self.actions.len() >= ACTIONS_MAX {
             return Noted::Dropped;
         }
-        self.prefixes[i].lost_ns = Decayed::default();
+        prefix.lost_ns = 0.0;
         self.last = Some(now);
         self.actions.push_back(Replicate { key, blocks, from, to });
         Noted::Asked
@@ -104,7 +116,7 @@ impl Replication {
         let half_life = limit(self.config.half_life);
         let mut least = (f64::INFINITY, 0);
         for (i, prefix) in self.prefixes.iter().enumerate() {
-            let lost_ns = prefix.lost_ns.at(nanos, half_life);
+            let lost_ns = prefix.faded(nanos, half_life);
             if lost_ns < least.0 {
                 least = (lost_ns, i);
             }

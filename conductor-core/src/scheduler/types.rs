@@ -31,8 +31,8 @@ pub struct Ask<'a> {
     pub tokens: u32,
     /// Tokens per block, for every number of blocks here; at least 1.
     pub block_tokens: u32,
-    /// What instances have of the prompt. Instances that are unknown or lost are ignored; of several entries of
-    /// one instance the last counts.
+    /// What instances have of the prompt. Instances that are unknown or lost are ignored; of several entries
+    /// of one instance the last counts.
     pub matches: &'a [InstanceMatch],
     /// Blocks, from the prompt's beginning, that the shared store has.
     pub store_blocks: u32,
@@ -139,7 +139,8 @@ pub enum Reason {
 pub struct Refusal {
     /// Why.
     pub reason: Reason,
-    /// The time to the first token that was predicted; [`Duration::MAX`] when there was nothing to predict with.
+    /// The time to the first token that was predicted; [`Duration::MAX`] when there was nothing to predict
+    /// with.
     pub ttft: Duration,
     /// The time between tokens that was predicted; [`Duration::MAX`] when there was nothing to predict with.
     pub tbt: Duration,

@@ -1,16 +1,20 @@
-//! What a policy sees: the instances that could prefill, who has the prompt's blocks, and what things would take.
+//! What a policy sees: the instances that could prefill, who has the prompt's blocks, and what things would
+//! take.
 
 use te_core::Instant;
 
-use super::cluster::{Cluster, Instance};
-use super::types::Ask;
-use crate::cost::{PrefillCost, PrefillWork, nanos};
+use super::cluster::Cluster;
+use super::types::{Ask, InstanceSpec};
+use crate::cost::PrefillCost;
 use crate::{InstanceId, Tier};
 
 /// An instance that could prefill the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
     pub(super) slot: u32,
+    pub(super) prefill: Prefill,
+    /// Bytes of KV per block.
+    pub(super) block_bytes: f64,
     pub(super) egress_wait: u64,
     pub(super) ingress_wait: u64,
     pub(super) ingress_utilisation: f64,
@@ -34,10 +38,70 @@ pub struct Candidate {
     pub queued_tokens: u64,
     /// Tokens of KV of the requests that it decodes.
     pub decode_tokens: u64,
-    /// Tokens whose KV was computed or fetched here, as far as we placed them; fades as its cache is replaced.
+    /// Tokens whose KV was computed or fetched here, as far as we placed them; fades as its cache is
+    /// replaced.
     pub cached_tokens: u64,
     /// Nanoseconds of prefill that it was given recently (halved every minute).
     pub recent_ns: u64,
+}
+
+/// Nanoseconds of the prompt's prefill on one instance, by the number of reused blocks `k`: a polynomial,
+/// `c0 + c1 (n - kB) + c2 (n² - (kB)²) + c3 kB` for blocks of `B` tokens.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefill {
+    none: f64,
+    per_block: f64,
+    per_square: f64,
+    tokens: u32,
+    block_tokens: u32,
+    stages: u32,
+    chunk_tokens: u32,
+}
+
+impl Prefill {
+    #[inline]
+    pub(super) fn new(spec: &InstanceSpec, cost: &PrefillCost, tokens: u32, block_tokens: u32) -> Self {
+        let (n, b) = (f64::from(tokens), f64::from(block_tokens));
+        Self {
+            none: 1e9 * (cost.per_prompt + cost.per_token * n + cost.per_square * (n * n)),
+            per_block: 1e9 * (cost.per_reused - cost.per_token) * b,
+            per_square: -1e9 * cost.per_square * (b * b),
+            tokens,
+            block_tokens,
+            stages: spec.stages.max(1),
+            chunk_tokens: spec.chunk_tokens,
+        }
+    }
+
+    /// On one node.
+    fn alone(&self, blocks: u32) -> f64 {
+        let k = f64::from(blocks);
+        self.none + k * (self.per_block + k * self.per_square)
+    }
+
+    /// Nanoseconds from the beginning to the end: on a pipeline of stages, a prompt of several chunks is in
+    /// several stages at a time.
+    #[inline]
+    pub(super) fn latency(&self, blocks: u32) -> u64 {
+        if self.stages == 1 {
+            return whole(self.alone(blocks));
+        }
+        let stages = f64::from(self.stages);
+        let uncached = self.tokens.saturating_sub(blocks * self.block_tokens);
+        let chunks = f64::from(uncached.checked_div(self.chunk_tokens).unwrap_or(0) + 1);
+        whole(self.alone(blocks) * (chunks + stages - 1.0) / (chunks * stages))
+    }
+
+    /// Nanoseconds after which an instance can begin with the next prefill.
+    pub(super) fn occupancy(&self, blocks: u32) -> u64 {
+        whole(self.alone(blocks) / f64::from(self.stages))
+    }
+}
+
+/// Whole nanoseconds; 0 when negative or not a number. Signed on the way: the conversion is cheaper.
+#[inline]
+pub(super) fn whole(nanos: f64) -> u64 {
+    (nanos as i64).max(0) as u64
 }
 
 /// Somebody who has blocks of the prompt.
@@ -75,7 +139,8 @@ pub struct Estimate {
 pub struct Placement {
     /// The index into [`View::candidates`].
     pub candidate: usize,
-    /// The index into [`View::holders`] and the blocks to have in all after the fetch, if anything is fetched.
+    /// The index into [`View::holders`] and the blocks to have in all after the fetch, if anything is
+    /// fetched.
     pub fetch: Option<(usize, u32)>,
 }
 
@@ -145,14 +210,14 @@ impl<'a> View<'a> {
 
     /// Nanoseconds of prefill on `candidate` when `blocks` are reused.
     #[must_use]
+    #[inline]
     pub fn prefill(&self, candidate: &Candidate, blocks: u32) -> u64 {
-        let instance = self.instance(candidate);
-        let reused = blocks.min(self.blocks_max) * self.ask.block_tokens;
-        latency(instance, self.cluster.prefill_cost(instance), &PrefillWork::of(self.ask.tokens, reused))
+        candidate.prefill.latency(blocks.min(self.blocks_max))
     }
 
     /// The prefill on `candidate` with what it has itself: from the tiers that pay.
     #[must_use]
+    #[inline]
     pub fn own(&self, candidate: &Candidate) -> Estimate {
         let estimate = |blocks, ready: u64| {
             let prefill = self.prefill(candidate, blocks);
@@ -163,22 +228,17 @@ impl<'a> View<'a> {
             return memory;
         }
         let rate = self.cluster.tier_ns_per_byte(Tier::Disk);
-        let bytes = self.bytes(candidate, candidate.disk - candidate.cpu);
-        let load = self.cluster.tier_latency_ns(Tier::Disk).saturating_add((bytes * rate) as u64);
+        let bytes = candidate.block_bytes * f64::from(candidate.disk - candidate.cpu);
+        let load = self.cluster.tier_latency_ns(Tier::Disk).saturating_add(whole(bytes * rate));
         memory.min(estimate(candidate.disk, load))
     }
 
-    /// Bytes of KV of `blocks` on `candidate`.
-    fn bytes(&self, candidate: &Candidate, blocks: u32) -> f64 {
-        let instance = self.instance(candidate);
-        f64::from(blocks) * f64::from(self.ask.block_tokens) * self.cluster.kv_bytes_per_token(instance)
-    }
-
     /// When a fetch from `holder` would begin to deliver, and nanoseconds per block.
+    #[inline]
     fn fetch_rate(&self, candidate: &Candidate, holder: &Holder, booked: bool) -> (u64, f64) {
         let wait = if booked { holder.wait.max(candidate.ingress_wait) } else { 0 };
         let rate = self.cluster.ns_per_byte(holder.slot, candidate.slot, Some(holder.tier));
-        (wait.saturating_add(self.cluster.tier_latency_ns(holder.tier)), rate * self.bytes(candidate, 1))
+        (wait.saturating_add(self.cluster.tier_latency_ns(holder.tier)), rate * candidate.block_bytes)
     }
 
     /// The prefill on `candidate` after fetching up to block `blocks` from `holder`, on top of `own`. With
@@ -198,6 +258,7 @@ impl<'a> View<'a> {
 
     /// Nanoseconds for which the fetch of `blocks` in all, on top of `own`, keeps NICs busy.
     #[must_use]
+    #[inline]
     pub fn fetch_span(&self, candidate: &Candidate, own: &Estimate, holder: &Holder, blocks: u32) -> f64 {
         let (_, per_block) = self.fetch_rate(candidate, holder, true);
         f64::from(blocks.saturating_sub(own.blocks)) * per_block
@@ -211,9 +272,11 @@ impl<'a> View<'a> {
     /// The fetches from `holder` that can be the best: everything, and as much as arrives while the queue of
     /// `candidate` drains anyway.
     ///
-    /// Up to that cut, every block is free. Beyond it the end moves by the transfer of a block less its prefill,
-    /// which falls (in the square of the position): the sum is concave, so that it is least at one of its ends.
+    /// Up to that cut, every block is free. Beyond it the end moves by the transfer of a block less its
+    /// prefill, which falls (in the square of the position): the sum is concave, so that it is least at one
+    /// of its ends.
     #[must_use]
+    #[inline]
     pub fn fetches(
         &self,
         candidate: &Candidate,
@@ -233,6 +296,7 @@ impl<'a> View<'a> {
         [Some(all), free]
     }
 
+    #[inline]
     fn cut(
         &self,
         candidate: &Candidate,
@@ -241,7 +305,7 @@ impl<'a> View<'a> {
         per_block: f64,
         blocks: u32,
     ) -> Estimate {
-        let fetch = (f64::from(blocks.saturating_sub(own.blocks)) * per_block) as u64;
+        let fetch = whole(f64::from(blocks.saturating_sub(own.blocks)) * per_block);
         let ready = own.ready.max(begin.saturating_add(fetch));
         let prefill = self.prefill(candidate, blocks);
         Estimate { total: candidate.wait.max(ready).saturating_add(prefill), prefill, ready, blocks }
@@ -253,8 +317,8 @@ impl<'a> View<'a> {
         price(self.utilisation)
     }
 
-    /// What a nanosecond of transfer from `holder` to `candidate` costs others, in nanoseconds: itself, because
-    /// copies take room in caches, and the waits for the two NICs.
+    /// What a nanosecond of transfer from `holder` to `candidate` costs others, in nanoseconds: itself,
+    /// because copies take room in caches, and the waits for the two NICs.
     #[must_use]
     pub fn fetch_price(&self, candidate: &Candidate, holder: &Holder) -> f64 {
         1.0 + price(holder.utilisation) + price(candidate.ingress_utilisation)
@@ -269,35 +333,11 @@ impl<'a> View<'a> {
         }
         candidate.egress_wait.saturating_sub(end)
     }
-
-    fn instance(&self, candidate: &Candidate) -> &Instance {
-        &self.cluster.instances[candidate.slot as usize]
-    }
 }
 
-/// What a nanosecond of a server with this utilisation costs those who come later, in nanoseconds: the wait in
-/// a queue grows by it (M/D/1). At most the price at 95 %.
+/// What a nanosecond of a server with this utilisation costs those who come later, in nanoseconds: the wait
+/// in a queue grows by it (M/D/1). At most the price at 95 %.
 fn price(utilisation: f64) -> f64 {
     let busy = utilisation.clamp(0.0, 0.95);
     busy / (1.0 - busy)
-}
-
-/// Nanoseconds from the beginning to the end of a prefill: on a pipeline of stages, a prompt of several chunks
-/// is in several stages at a time.
-pub(super) fn latency(instance: &Instance, cost: &PrefillCost, work: &PrefillWork) -> u64 {
-    let alone = cost.seconds(work);
-    if instance.spec.stages <= 1 {
-        return nanos(alone);
-    }
-    let stages = f64::from(instance.spec.stages);
-    let chunks = match instance.spec.chunk_tokens {
-        0 => 1.0,
-        chunk => ((work.uncached as u64).div_ceil(u64::from(chunk)) as f64).max(1.0),
-    };
-    nanos(alone * (chunks + stages - 1.0) / (chunks * stages))
-}
-
-/// Nanoseconds after which an instance can begin with the next prefill.
-pub(super) fn occupancy(instance: &Instance, cost: &PrefillCost, work: &PrefillWork) -> u64 {
-    nanos(cost.seconds(work) / f64::from(instance.spec.stages.max(1)))
 }

@@ -17,6 +17,10 @@
 //! messages of a new connection are only applied once one of them was found in a replay. A batch has the time
 //! at which it was made in it, so that two runs do not produce equal messages.
 //!
+//! A publisher with snapshots ([`Settings::snapshots`]) answers a replay of messages that it does not keep
+//! with everything that is there, numbered up to the latest message. Then nothing is missing, although what
+//! was applied is void.
+//!
 //! What holds at any time: the messages that were applied since the last [`Sink::fence`] are consecutive
 //! messages of one run of the publisher. This relies on a connection not outliving the publisher's run: a
 //! broker between them that survives a restart is noticed only when numbers go back.
@@ -65,6 +69,10 @@ struct Replay {
     expected: u64,
     /// The first message has to have this digest, since it was applied before.
     overlap: Option<u64>,
+    /// A message of the answer has arrived.
+    begun: bool,
+    /// The answer tells everything that is there, in place of the messages that are asked for.
+    snapshot: bool,
     until: Instant,
 }
 
@@ -82,6 +90,8 @@ pub struct Stream {
     /// The number of the next message to apply; the first one if nothing was applied.
     next: u64,
     recent: Recent,
+    /// The number after the last message of a snapshot, which has told what the messages before it told.
+    told_before: u64,
     held: Held,
     replay: Option<Replay>,
     /// Replays in a row that brought nothing new.
@@ -112,6 +122,7 @@ impl Stream {
             begin: position.map(|position| position.begin),
             next: position.map_or(settings.first_seq, |position| position.next),
             recent,
+            told_before: 0,
             replay: None,
             attempts: 0,
             restarts: 0,
@@ -235,12 +246,18 @@ impl Stream {
         if seq == REPLAY_END {
             return self.replay_ended(now, sink);
         }
-        if seq < replay.expected {
+        let begins = !core::mem::replace(&mut replay.begun, true);
+        let mut expected = replay.expected;
+        if begins && self.settings.snapshots && seq != expected {
+            self.begin_snapshot(seq, sink);
+            expected = seq;
+        }
+        if seq < expected {
             self.counters.duplicates += 1;
             return;
         }
         let digest = xxh3_64(payload);
-        if seq > replay.expected && !self.accepts_hole(seq) {
+        if seq > expected && !self.accepts_hole(seq) {
             self.counters.holes += 1;
             self.hole_at = Some(seq);
             return self.ask_again(now, FenceReason::Lost, sink);
@@ -255,7 +272,12 @@ impl Stream {
             None => {
                 self.attempts = 0;
                 self.apply(seq, digest, payload, sink);
-                self.compare_held(now, seq, digest, sink);
+                if self.replay.is_some_and(|replay| replay.snapshot) {
+                    self.told_before = self.next;
+                    while self.held.pop_if(|held| held <= seq).is_some() {}
+                } else {
+                    self.compare_held(now, seq, digest, sink);
+                }
             }
             Some(before) if before == digest => self.compare_held(now, seq, digest, sink),
             Some(_) => self.begin_again(now, FenceReason::Restarted, sink),
@@ -321,7 +343,20 @@ impl Stream {
             sink.fence(reason);
         }
         self.next = self.settings.first_seq;
+        self.told_before = 0;
         self.recent.clear();
+    }
+
+    /// An answer does not begin at what was asked for: it is a snapshot. Its numbers are those of messages
+    /// that told other things, so that no message of the connection is applied before its end.
+    fn begin_snapshot(&mut self, seq: u64, sink: &mut impl Sink) {
+        self.void(FenceReason::Lost, sink);
+        self.bound = false;
+        (self.begin, self.next) = (Some(self.settings.first_seq), seq);
+        if let Some(replay) = &mut self.replay {
+            (replay.expected, replay.overlap, replay.snapshot) = (seq, None, true);
+        }
+        self.counters.snapshots += 1;
     }
 
     fn serve(&mut self, served: bool, sink: &mut impl Sink) {
@@ -353,9 +388,13 @@ impl Stream {
 
     fn ask(&mut self, now: Instant, sink: &mut impl Sink) {
         let last = self.begin.and_then(|_| self.recent.digest(self.next.wrapping_sub(1)));
+        if last.is_none() {
+            // What was applied, if anything was, cannot be shown to be of the same run.
+            self.void(FenceReason::Unverifiable, sink);
+        }
         let from = if last.is_some() { self.next - 1 } else { self.settings.first_seq };
-        self.replay =
-            Some(Replay { expected: from, overlap: last, until: now + self.settings.replay_timeout });
+        let until = now + self.settings.replay_timeout;
+        self.replay = Some(Replay { expected: from, overlap: last, begun: false, snapshot: false, until });
         self.counters.replays += 1;
         sink.ask(from);
     }
@@ -407,6 +446,8 @@ impl Stream {
             self.hole_at = Some(REPLAY_END);
             return self.ask_again(now, FenceReason::Restarted, sink);
         }
+        // A snapshot's numbers are of this run alone: what follows it continues it.
+        self.bound |= self.replay.is_some_and(|replay| replay.snapshot);
         if self.bound {
             self.drain(sink);
         }
@@ -442,6 +483,10 @@ impl Stream {
 
     /// A message arrived whose number lies behind what was applied.
     fn behind(&mut self, now: Instant, seq: u64, digest: u64, payload: &[u8], sink: &mut impl Sink) {
+        if seq < self.told_before {
+            self.counters.duplicates += 1;
+            return;
+        }
         if self.recent.digest(seq) == Some(digest) {
             self.bound = true;
             self.counters.duplicates += 1;

@@ -10,6 +10,11 @@ pub struct Settings {
     pub first_seq: u64,
     /// Whether the publisher has a replay port.
     pub replay: bool,
+    /// Whether a replay of messages that the publisher does not keep is answered with a snapshot: messages
+    /// with everything that is there, of which the first clears what was before, the numbers have no gap and
+    /// the last has the number of the latest message. Numbers of such a publisher differ from one run to the
+    /// next. Our own store does so; Mooncake's has no replays, and engines have no snapshots.
+    pub snapshots: bool,
     /// Replays in a row that may bring nothing new before the stream does without.
     pub replay_attempts_max: u32,
     /// The time until the next message of a replay.
@@ -27,6 +32,7 @@ impl Default for Settings {
         Self {
             first_seq: 0,
             replay: true,
+            snapshots: false,
             replay_attempts_max: 4,
             replay_timeout: Duration::from_secs(2),
             stale_after: Duration::from_secs(5),
@@ -160,6 +166,8 @@ pub struct Counters {
     pub holes: u64,
     /// Messages that were dropped since too many were held; a replay brings them again.
     pub overflows: u64,
+    /// Replays that were answered with a snapshot.
+    pub snapshots: u64,
     /// Times that the stream went on without what a replay did not bring.
     pub given_up: u64,
     /// Times that the publisher was away for too long.

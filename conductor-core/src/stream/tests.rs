@@ -315,6 +315,101 @@ fn a_snapshot_goes_on_where_it_was_only_if_the_run_is_the_same() {
     case.did(&[Fence(FenceReason::Unverifiable), Serve(true)]);
 }
 
+/// A stream that follows a publisher with snapshots, whose snapshot has the messages 100 to 102.
+fn snapshot() -> Case {
+    let settings = Settings { snapshots: true, held_messages_max: 4, ..Settings::default() };
+    let mut case = Case { stream: Stream::new(settings, None), log: Log::default(), now: Instant::ZERO };
+    case.connect();
+    (100..103).for_each(|seq| case.replay(seq, 9));
+    case.did(&[Ask(0), Apply(100, 9), Apply(101, 9), Apply(102, 9)]);
+    case
+}
+
+#[test]
+fn a_snapshot_in_place_of_a_replay_is_whole_and_messages_that_it_includes_are_not_applied() {
+    let mut case = snapshot();
+    // These were sent before the snapshot was made, and arrive during and behind it.
+    case.message(101, 1);
+    case.message(103, 1);
+    case.did(&[]);
+    case.end();
+    case.did(&[Apply(103, 1), Serve(true)]);
+    case.message(102, 1);
+    case.message(104, 1);
+    case.did(&[Apply(104, 1)]);
+    assert!(case.stream.is_whole());
+    assert_eq!((case.stream.counters().snapshots, case.stream.state()), (1, State::Live));
+}
+
+#[test]
+fn a_message_that_a_snapshot_includes_is_not_taken_for_its_next_one() {
+    let settings = Settings { snapshots: true, ..Settings::default() };
+    let mut case = Case { stream: Stream::new(settings, None), log: Log::default(), now: Instant::ZERO };
+    case.connect();
+    case.replay(100, 9);
+    case.message(101, 1);
+    (101..103).for_each(|seq| case.replay(seq, 9));
+    case.end();
+    case.did(&[Ask(0), Apply(100, 9), Apply(101, 9), Apply(102, 9), Serve(true)]);
+}
+
+#[test]
+fn a_snapshot_voids_what_was_applied_wherever_its_numbers_begin() {
+    // Behind what was asked for, and before it: then it has more messages than were missed.
+    for first in [108, 90] {
+        let mut case = snapshot();
+        case.end();
+        case.message(103, 1);
+        case.message(109, 1);
+        case.did(&[Serve(true), Apply(103, 1), Ask(103)]);
+        (first..110).for_each(|seq| case.replay(seq, 8));
+        case.end();
+        let applied = (first..110).map(|seq| Apply(seq, 8));
+        case.did(&[Fence(FenceReason::Lost)].into_iter().chain(applied).collect::<Vec<_>>());
+        assert!(case.stream.is_whole() && case.stream.is_served());
+    }
+    // Exactly there: the message is another one, and everything is asked for.
+    let mut case = snapshot();
+    case.end();
+    case.disconnect();
+    case.connect();
+    case.did(&[Serve(true), Ask(102)]);
+    case.replay(102, 8);
+    case.did(&[Fence(FenceReason::Restarted), Serve(false), Ask(0)]);
+    (102..104).for_each(|seq| case.replay(seq, 8));
+    case.end();
+    case.did(&[Apply(102, 8), Apply(103, 8), Serve(true)]);
+}
+
+#[test]
+fn a_snapshot_that_breaks_off_is_asked_for_again() {
+    let mut case = snapshot();
+    case.replay(105, 9);
+    case.did(&[Ask(102)]);
+    // What it applied last is not what the publisher keeps under that number.
+    case.replay(102, 1);
+    case.did(&[Fence(FenceReason::Restarted), Ask(0)]);
+    case.replay(200, 9);
+    case.end();
+    case.did(&[Apply(200, 9), Serve(true)]);
+    // Without snapshots, an answer that begins elsewhere is a hole, or repeats.
+    let mut case = Case::live(true);
+    case.message(5, 1);
+    case.replay(1, 1);
+    case.replay(4, 1);
+    case.did(&[Ask(2), Ask(2)]);
+}
+
+#[test]
+fn a_position_that_cannot_be_verified_is_void() {
+    let position = Position { begin: 0, next: 0, digest: 7 };
+    let mut case = Case::resumed(true, Some(position));
+    case.connect();
+    case.replay(0, 1);
+    case.end();
+    case.did(&[Fence(FenceReason::Unverifiable), Ask(0), Apply(0, 1), Serve(true)]);
+}
+
 #[test]
 fn a_dead_publisher_is_fenced_at_once_and_an_unreadable_message_makes_the_rest_partial() {
     let mut case = Case::live(true);

@@ -17,6 +17,8 @@ const READ_BYTES: usize = 64 << 10;
 const KEPT_BYTES_MAX: usize = 1 << 20;
 /// Bytes of commands and heads of frames that may be buffered beside a message.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
+/// Bytes of a topic to which a peer subscribes.
+const TOPIC_BYTES_MAX: usize = 4 << 10;
 
 /// What the peer sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -495,6 +497,9 @@ impl Connection {
         let subscriptions_max = self.limits.subscriptions_max;
         if self.subscriptions.len() >= subscriptions_max {
             return Err(Error::TooManySubscriptions { subscriptions_max });
+        }
+        if topic.len() > TOPIC_BYTES_MAX {
+            return Err(Error::TooLong { bytes: topic.len() as u64, bytes_max: TOPIC_BYTES_MAX });
         }
         self.subscriptions.push(self.input[topic.clone()].to_vec());
         Ok(Found::Subscribed(topic))

@@ -173,6 +173,13 @@ fn a_peer_that_subscribes_without_end_is_refused() {
     fed(&mut publisher, b"\x00\x02\x01a\x00\x02\x01b", 4).unwrap();
     let error = fed(&mut publisher, b"\x00\x02\x01c", 4);
     assert_eq!(error, Err(Error::TooManySubscriptions { subscriptions_max: 2 }));
+    // A message may be long, a topic not: all of them are kept.
+    let mut publisher = Connection::new(Kind::Pub, Limits::default(), b"", NOW);
+    fed(&mut publisher, &peer("SUB", 0), 64).unwrap();
+    let mut long = Vec::new();
+    wire::put_message(&mut long, &[&[1; 4_098]]);
+    let error = fed(&mut publisher, &long, long.len());
+    assert_eq!(error, Err(Error::TooLong { bytes: 4_097, bytes_max: 4_096 }));
 }
 
 #[test]

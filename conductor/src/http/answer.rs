@@ -3,8 +3,8 @@
 //! | Shape | Chosen by | Looks like |
 //! |---|---|---|
 //! | [`Tenants`](Shape::Tenants) | default; `?shape=tenants` | Mooncake's document: `{"TENANT":{"INSTANCE":{…}}}` |
-//! | [`Instances`](Shape::Instances) | `?shape=instances` | Mooncake's rewrite: `{"instances":{"INSTANCE":{…}}}` |
-//! | [`Dynamo`](Shape::Dynamo) | `model_name` or `routing_group` in the request; `?shape=dynamo` | Dynamo's indexer |
+//! | [`Instances`](Shape::Instances) | `?shape=instances` | Mooncake's rewrite: `{"instances":{…}}` |
+//! | [`Dynamo`](Shape::Dynamo) | `model_name` or `routing_group`; `?shape=dynamo` | that of Dynamo's indexer |
 //!
 //! All counts are tokens. Those of tiers are cumulative: `GPU` ≤ `CPU` ≤ `DISK` = `longest_matched`. `STORE` is
 //! what a store has that all instances can read.

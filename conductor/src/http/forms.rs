@@ -32,7 +32,8 @@ pub(crate) struct QueryForm {
     /// For `/schedule`: tokens of output, if known.
     #[serde(alias = "max_tokens", alias = "expected_output_tokens")]
     pub(crate) expected_output: Option<u32>,
-    /// For `/schedule`: limits on the predicted times, milliseconds; 0: none. Those of the settings otherwise.
+    /// For `/schedule`: limits on the predicted times, milliseconds; 0: none. Those of the settings
+    /// otherwise.
     pub(crate) ttft_slo_ms: Option<u32>,
     pub(crate) tbt_slo_ms: Option<u32>,
 }
@@ -76,8 +77,8 @@ impl QueryForm {
         }
     }
 
-    /// The shape of the answer: the one that the query string names, or that of the interface whose fields the
-    /// request uses.
+    /// The shape of the answer: the one that the query string names, or that of the interface whose fields
+    /// the request uses.
     pub(crate) fn shape(&self, named: Option<Shape>) -> Shape {
         let dynamo = self.model.is_none() && self.model_name.is_some() || self.routing_group.is_some();
         named.unwrap_or(if dynamo { Shape::Dynamo } else { Shape::Tenants })

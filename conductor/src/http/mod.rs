@@ -5,8 +5,8 @@
 //!                └ 421         └ 413, 408              └ 400
 //! ```
 //!
-//! One thread serves all requests. A query needs the index for some microseconds and never waits for an engine;
-//! what does wait (text that an engine tokenises, the other Conductor) waits asynchronously.
+//! One thread serves all requests. A query needs the index for some microseconds and never waits for an
+//! engine; what does wait (text that an engine tokenises, the other Conductor) waits asynchronously.
 
 mod answer;
 mod forms;

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! [`take`] moves the array of a named field of the outermost object into a vector, and leaves the rest as a
-//! document in which the array is `[]`. Everything else about the document is judged by whoever parses that.
+//! document in which the array is `[]`. Everything else about the document is judged by the caller, which
+//! parses that rest.
 
 use std::fmt;
 

@@ -54,7 +54,8 @@ pub(super) async fn health(State(app): State<App>) -> Response {
     }
 }
 
-/// Whether every publisher is heard, so that answers are complete. A Conductor without publishers is not ready.
+/// Whether every publisher is heard, so that answers are complete. A Conductor without publishers is not
+/// ready.
 pub(super) async fn ready(State(app): State<App>) -> Response {
     let directory = app.shared.directory();
     let all = directory.publishers.len();

@@ -362,7 +362,8 @@ impl Service {
         }
     }
 
-    /// Accepts the publisher's connection. A new one takes the place of the former: its publisher has restarted.
+    /// Accepts the publisher's connection. A new one takes the place of the former: its publisher has
+    /// restarted.
     fn accept(&mut self, slot: usize, now: Instant) {
         for _ in 0..ACCEPTS_MAX {
             let Some(Some(publisher)) = self.publishers.get_mut(slot) else { return };

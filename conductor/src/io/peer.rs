@@ -105,8 +105,8 @@ impl Peer {
         Ok(true)
     }
 
-    /// Handles what has arrived, and reads up to `reads_max` times more. `handle` returns the number of a replay
-    /// to ask for.
+    /// Handles what has arrived, and reads up to `reads_max` times more. `handle` returns the number of a
+    /// replay to ask for.
     pub(super) fn pump(
         &mut self,
         now: Instant,

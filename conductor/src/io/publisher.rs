@@ -86,6 +86,7 @@ impl Publisher {
         let settings = stream::Settings {
             first_seq: u64::from(what.kind.dialect() == Dialect::Mooncake),
             replay: what.replay.is_some(),
+            snapshots: what.kind == EngineKind::Snowskin,
             replay_timeout: Duration::from_millis(streams.replay_ms_max.into()),
             stale_after: Duration::from_millis(streams.lost_ms.into()),
             held_messages_max: HELD_MESSAGES_MAX,

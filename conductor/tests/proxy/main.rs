@@ -6,3 +6,4 @@ mod deaths;
 mod events;
 mod hostile;
 mod requests;
+mod whole;

@@ -34,7 +34,17 @@ impl Program {
 
     /// What is wrong with a command line: a command or flags that do not exist.
     pub(crate) fn judge(&self, line: &[String]) -> Vec<String> {
-        let Some(command) = line.first() else { return vec!["no command".to_owned()] };
+        // A command may have a second word, as `conductor serve` has.
+        let words: Vec<&str> =
+            line.iter().map(String::as_str).take_while(|word| !word.starts_with('-')).collect();
+        let (Some(first), second) = (words.first(), words.get(1)) else {
+            return vec!["no command".to_owned()];
+        };
+        let command = match second.filter(|_| *first == "conductor") {
+            Some(second) => format!("{first} {second}"),
+            None => (*first).to_owned(),
+        };
+        let command = command.as_str();
         let known = match self.flags_of(command) {
             Ok(known) => known,
             Err(error) => return vec![format!("no command `{command}`: {error:#}")],
@@ -49,7 +59,8 @@ impl Program {
         if let Some(known) = self.flags.borrow().get(command) {
             return Ok(known.clone());
         }
-        let flags = flags(&self.run(&[command, "--help"])?);
+        let words: Vec<&str> = command.split(' ').chain(["--help"]).collect();
+        let flags = flags(&self.run(&words)?);
         self.flags.borrow_mut().insert(command.to_owned(), flags.clone());
         Ok(flags)
     }

@@ -97,6 +97,7 @@ pub(super) fn units(root: &Path, units: &[Unit]) -> Result<()> {
             () if is("node") => {
                 (vec!["health", "--ready", "127.0.0.1:9003"], vec!["snowskin-master.service"])
             }
+            () if is("conductor") => (vec!["health", "127.0.0.1:13333"], vec![]),
             () => (vec!["health", "127.0.0.1:9005"], vec!["snowskin-node@.service"]),
         };
         Plan {

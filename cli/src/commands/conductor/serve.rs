@@ -23,9 +23,9 @@ const ENDED_CHECK: Duration = Duration::from_millis(200);
 
 /// Run the Conductor, which knows which engine has which blocks
 ///
-/// Reads the KV events of vLLM, SGLang, Mooncake's store and this project's, and answers over HTTP how much of
-/// a prompt each engine has (`/query`), and where to run a request (`/schedule`). Runs in the foreground until
-/// Ctrl-C or SIGTERM, and then stops in order (exit code 0).
+/// Reads the KV events of vLLM, SGLang, Mooncake's store and this project's, and answers over HTTP how much
+/// of a prompt each engine has (`/query`), and where to run a request (`/schedule`). Runs in the foreground
+/// until Ctrl-C or SIGTERM, and then stops in order (exit code 0).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{AFTER_HELP}\n\n{EXIT_CODES}"))]
 pub(crate) struct Args {
@@ -60,7 +60,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 /// Why it does not start, and what to do about it.
-fn no_start(error: StartError) -> anyhow::Error {
+pub(super) fn no_start(error: StartError) -> anyhow::Error {
     let failure = Failure::failed(error.to_string());
     match error {
         StartError::Listen(_, source) if source.kind() == std::io::ErrorKind::AddrInUse => failure

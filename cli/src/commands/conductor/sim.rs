@@ -65,7 +65,7 @@ pub(super) struct Args {
     #[arg(long, requires = "trace", conflicts_with_all = ["figure", "trace_dir", "conversation", "synthetic"])]
     what_if: bool,
     #[command(flatten)]
-    cluster: what_if::Args,
+    cluster: what_if::ClusterArgs,
 }
 
 /// One value of `--figure`.

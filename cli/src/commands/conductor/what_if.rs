@@ -15,7 +15,7 @@ const NODES_MAX: u16 = 256;
 
 /// The cluster of `--what-if`. Without a flag it is the paper's.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct ClusterArgs {
     /// The trace: one JSON object per line, as in `snowskin replay --trace`.
     #[arg(long, value_name = "FILE", requires = "what_if")]
     trace: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(
-    args: &Args,
+    args: &ClusterArgs,
     calibration: &Calibration,
     policy: Option<PolicyKind>,
     seed: u64,
@@ -79,7 +79,7 @@ pub(super) fn run(
 }
 
 fn setup(
-    args: &Args,
+    args: &ClusterArgs,
     calibration: &Calibration,
     policy: Option<PolicyKind>,
     seed: u64,

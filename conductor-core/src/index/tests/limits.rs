@@ -115,3 +115,48 @@ fn keys_that_collide_in_the_table_are_refused_in_the_end() {
     index.removed(A, &crafted);
     assert_eq!(index.blocks(), index.ghosts);
 }
+
+#[test]
+fn a_block_with_very_many_successors_is_removed_without_a_look_at_all_of_them() {
+    let mut index = Index::new(IndexLimits::default());
+    let root = keys(1..2);
+    let children = keys(2..2 + 2 * CHILDREN_SEARCHED as u64);
+    index.stored(A, None, &root);
+    children.iter().for_each(|child| assert_eq!(index.stored(A, Some(root[0]), &[*child]).added, 1));
+    index.stored(B, None, &root);
+    index.stored(B, Some(root[0]), &children[..1]);
+    // One that has no child is holey, too, since its children were not looked at.
+    let c = OwnerId(1);
+    index.stored(c, None, &root);
+    index.stored(c, None, &keys(100_000..100_001));
+    index.removed(c, &root);
+    assert!(index.is_holey(c));
+    // B keeps one.
+    index.removed(B, &root);
+    assert!(index.is_holey(B));
+    assert_eq!(matches(&index, &[root[0], children[0]]), [(7, 2)]);
+    index.validate();
+    index.stored(B, None, &root);
+    sweep_all(&mut index);
+    assert!(!index.is_holey(B), "a sweep finds that it has the parent of every block");
+    assert_eq!(matches(&index, &[root[0], children[0]]), [(3, 2), (7, 2)]);
+}
+
+#[test]
+fn a_block_follows_the_one_before_it_only() {
+    let mut index = Index::new(IndexLimits::default());
+    let (chain, other) = (keys(1..11), keys(21..31));
+    index.stored(A, None, &chain);
+    index.stored(B, None, &other);
+    assert!(
+        index.follows(None, chain[0]) && !index.follows(None, chain[1]) && !index.follows(None, BlockKey(5))
+    );
+    assert!(chain.windows(2).all(|pair| index.follows(Some(pair[0]), pair[1])));
+    assert!(!index.follows(Some(chain[0]), other[1]) && !index.follows(Some(chain[0]), chain[2]));
+    // What joins in the middle is holey, unless the block before it is there, too.
+    assert!(index.joined(B, chain[0], None) && index.joined(B, chain[1], Some(chain[0])));
+    assert!(!index.is_holey(B));
+    assert!(index.joined(B, chain[2], Some(other[1])));
+    assert!(index.is_holey(B));
+    assert_eq!(matches(&index, &chain), [(3, 3), (7, 10)]);
+}

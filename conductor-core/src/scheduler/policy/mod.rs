@@ -28,7 +28,8 @@ pub trait Policy: fmt::Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PolicyKind {
-    /// Ours: the least time to the first token, transfers booked on NICs included, and the least cost to others.
+    /// Ours: the least time to the first token, transfers booked on NICs included, and the least cost to
+    /// others.
     Cost,
     /// Ours, but transfers take bytes / bandwidth, whatever else uses the NICs.
     CostBlind,

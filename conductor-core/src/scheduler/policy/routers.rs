@@ -3,8 +3,8 @@
 use super::super::view::{Candidate, Placement, View};
 use super::Policy;
 
-/// Dynamo's KV router (`dynamo-kv-router` 1.6.1, `scheduling/selector/reference.rs`): blocks to prefill, those
-/// that wait included, plus (or, with `lmetric`, times) blocks that decode. Temperature 0.
+/// Dynamo's KV router (`dynamo-kv-router` 1.6.1, `scheduling/selector/reference.rs`): blocks to prefill,
+/// those that wait included, plus (or, with `lmetric`, times) blocks that decode. Temperature 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Dynamo {
     lmetric: bool,
@@ -66,8 +66,8 @@ impl Policy for TwoTier {
     }
 }
 
-/// `cache_aware` of the SGLang gateway: when loads are imbalanced the shortest queue; else the longest prefix if
-/// it is more than 0.3 of the prompt; else the smallest tree.
+/// `cache_aware` of the SGLang gateway: when loads are imbalanced the shortest queue; else the longest prefix
+/// if it is more than 0.3 of the prompt; else the smallest tree.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheAware;
 
@@ -84,8 +84,8 @@ impl Policy for CacheAware {
     }
 }
 
-/// Preble's E2: when more of the prompt is cached than not, the least loaded of those that have most; else the
-/// least sum of recent load, of what is evicted for the prompt, and of the prompt itself.
+/// Preble's E2: when more of the prompt is cached than not, the least loaded of those that have most; else
+/// the least sum of recent load, of what is evicted for the prompt, and of the prompt itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Preble;
 

@@ -10,6 +10,7 @@ use super::*;
 use crate::InstanceMatch;
 
 mod random;
+mod rules;
 
 fn at(ms: u64) -> Instant {
     Instant::from_millis(ms)
