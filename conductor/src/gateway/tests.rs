@@ -500,9 +500,8 @@ fn serve(fake: &Arc<Fake>, streams_max: u32) -> GatewayServer {
 }
 
 async fn client(addr: std::net::SocketAddr) -> Grpc<Channel> {
-    let mut grpc = Grpc::new(Endpoint::from_shared(format!("http://{addr}")).unwrap().connect_lazy());
-    grpc.ready().await.unwrap();
-    grpc
+    let endpoint = Endpoint::from_shared(format!("http://{addr}")).unwrap();
+    Grpc::new(endpoint.connect().await.unwrap())
 }
 
 type Sender<S> = mpsc::Sender<S>;
@@ -516,6 +515,7 @@ async fn open<S: prost::Message + 'static>(
     send.send(first).await.unwrap();
     let request = tonic::Request::new(ReceiverStream::new(receive));
     let path = PathAndQuery::from_static(PROCESS);
+    grpc.ready().await.unwrap();
     let opened = grpc.streaming(request, path, Prost::<S, ProcessingResponse>::default()).await?;
     Ok((send, opened.into_inner()))
 }
@@ -617,6 +617,7 @@ async fn hostile_frames_are_refused_and_the_server_goes_on() {
     let _ = raw.read_to_end(&mut Vec::new());
     let path = PathAndQuery::from_static("/envoy.service.ext_proc.v3.ExternalProcessor/Other");
     let codec = Prost::<Garbage, Garbage>::default();
+    grpc.ready().await.unwrap();
     let unknown = grpc.unary(tonic::Request::new(Garbage::default()), path, codec).await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unimplemented);
 
@@ -661,7 +662,7 @@ async fn a_text_is_tokenised_by_an_engine() {
         let mut request = vec![0; 4_096];
         let read = stream.read(&mut request).await.unwrap();
         stream
-            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 24\r\n\r\n{\"count\":2,\"tokens\":[5,6]}")
+            .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 26\r\n\r\n{\"count\":2,\"tokens\":[5,6]}")
             .await
             .unwrap();
         String::from_utf8_lossy(&request[..read]).into_owned()

@@ -191,9 +191,12 @@ impl Server {
         loop {
             let state = self.state.lock().unwrap();
             let mut state = self.changed.wait_while(state, |state| state.events.is_empty()).unwrap();
-            let event = state.events.remove(0);
+            let event = state.events.remove(0)?;
             drop(state);
-            stream.write_all((event? + "\n").as_bytes()).ok()?;
+            stream.write_all((event.clone() + "\n").as_bytes()).ok()?;
+            if event.contains("ERROR") {
+                return None;
+            }
         }
     }
 
@@ -215,7 +218,7 @@ impl Server {
     }
 }
 
-/// Instances by `/services`, and those on which requests may be placed.
+/// Waits until `done` is true.
 fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     while !done() {
