@@ -1,5 +1,6 @@
-//! Decisions of the Conductor's scheduler on 64 prefill and 64 decode instances, with matches given: the whole of
-//! `decide`, and the reports that end what it booked. Quantiles of single decisions are printed before.
+//! Decisions of the Conductor's scheduler on 64 prefill and 64 decode instances, with matches given: the
+//! whole of `decide`, and the reports that end what it booked. Quantiles of single decisions are printed
+//! before.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -97,7 +98,9 @@ impl Load {
             expected_output: None,
             slo: SLO,
         };
-        if let Ok(decision) = black_box(self.scheduler.decide(Instant::from_nanos(self.now_ns), black_box(&ask))) {
+        if let Ok(decision) =
+            black_box(self.scheduler.decide(Instant::from_nanos(self.now_ns), black_box(&ask)))
+        {
             let begin = decision.ttft.saturating_sub(decision.prefill_time).as_nanos() as u64;
             self.due.push(Reverse((self.now_ns + begin, decision.reservation, 0)));
         }
@@ -144,7 +147,8 @@ fn decide(c: &mut Criterion) {
     }
     let mut load = Load::new(PolicyKind::Cost);
     group.bench_function("load_report", |bench| {
-        let report = LoadReport { running: Some(12), waiting: Some(3), kv_tokens: Some(90_000), ..Default::default() };
+        let report =
+            LoadReport { running: Some(12), waiting: Some(3), kv_tokens: Some(90_000), ..Default::default() };
         let now = Instant::from_nanos(load.now_ns);
         bench.iter(|| load.scheduler.load_report(now, InstanceId(PREFILLS + 3), black_box(&report)));
     });

@@ -65,8 +65,8 @@ impl Engines {
 }
 
 fn engine(criterion: &mut Criterion) {
-    // Not every host has RDMA: its benches are in `rdma`, over simulated NICs. Fabrics that `auto` leaves out need
-    // a GPU, a pool or a target that their settings name.
+    // Not every host has RDMA: its benches are in `rdma`, over simulated NICs. Fabrics that `auto` leaves out
+    // need a GPU, a pool or a target that their settings name.
     for entry in fabrics().iter().filter(|entry| entry.is_built() && entry.auto && entry.name != "rdma") {
         let (name, mut engines) = (entry.name, Engines::start(Fabrics::of(entry)));
         let mut group = criterion.benchmark_group(format!("engine {name}"));

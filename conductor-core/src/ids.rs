@@ -67,8 +67,8 @@ impl fmt::Display for Tier {
     }
 }
 
-/// What has to be equal for blocks to be comparable at all. LoRA adapters, salts and the content of images are
-/// not part of it: they are folded into the first keys of a chain ([`crate::hash`]).
+/// What has to be equal for blocks to be comparable at all. LoRA adapters, salts and the content of images
+/// are not part of it: they are folded into the first keys of a chain ([`crate::hash`]).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Context {
     /// The tenant. Tenants never see each other's blocks.

@@ -20,8 +20,8 @@ pub(crate) struct Request<'a> {
 }
 
 impl Shared {
-    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks. `among`: the
-    /// instances to which the request may be sent.
+    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks. `among`:
+    /// the instances to which the request may be sent.
     ///
     /// # Errors
     /// See [`Refusal`].

@@ -1,5 +1,5 @@
-//! The API server of a Kubernetes cluster: requests with the token and the certificates of a pod, both of which
-//! are replaced now and then and therefore read for each request.
+//! The API server of a Kubernetes cluster: requests with the token and the certificates of a pod, both of
+//! which are replaced now and then and therefore read for each request.
 
 use std::fs;
 use std::io;

@@ -49,9 +49,9 @@
 //! A slice ends within one call of `poll`. A peer writes into its own page what it uses while it copies; an
 //! owner that takes a region back looks there. So `deregister` is `Busy` while a peer is in the middle of a
 //! copy, also when that process is stopped. When it was killed, an owner of the same host sees that no
-//! process holds the lock that the peer held on its page, and does not wait for it. An owner of another host cannot
-//! see that: there `deregister` stays `Busy` until the master gives the peer's page to another process, which
-//! it does when it knows that the process, or the host, can write no more.
+//! process holds the lock that the peer held on its page, and does not wait for it. An owner of another host
+//! cannot see that: there `deregister` stays `Busy` until the master gives the peer's page to another
+//! process, which it does when it knows that the process, or the host, can write no more.
 //!
 //! # Limits
 //!

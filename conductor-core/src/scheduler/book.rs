@@ -187,7 +187,7 @@ pub(super) struct Book {
     free: Vec<u32>,
     /// Those in use, the one without a report for longest first.
     touched: List,
-    /// Those whose instance was lost and that nobody has taken yet; linked as queues are.
+    /// Those whose instance was lost and that no caller has taken yet; linked as queues are.
     orphans: List,
 }
 

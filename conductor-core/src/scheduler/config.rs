@@ -99,7 +99,7 @@ pub struct SchedulerConfig {
     /// Tokens of output that are expected of a model without history.
     pub output_tokens_first: u32,
     /// The quantile of the lengths of output that is expected: a high one, because a batch that was expected
-    /// to be smaller keeps nobody's promise.
+    /// to be smaller keeps no promise.
     pub output_quantile: f64,
     /// Replication of hot prefixes; `None` without.
     pub replication: Option<ReplicationConfig>,

@@ -87,8 +87,8 @@ impl Scheduler {
         self.decide_with(now, ask, &[])
     }
 
-    /// As [`decide`](Self::decide), where the request may be sent only to instances for which `may` is true: those
-    /// that decode, or do both. Instances that only prefill are not asked about.
+    /// As [`decide`](Self::decide), where the request may be sent only to instances for which `may` is true:
+    /// those that decode, or do both. Instances that only prefill are not asked about.
     ///
     /// # Errors
     ///

@@ -81,7 +81,7 @@ pub struct Counters {
     pub phantoms: u64,
     /// Copies of hot prefixes that were asked for.
     pub replicated: u64,
-    /// Copies of hot prefixes that nobody took in time.
+    /// Copies of hot prefixes that no caller took in time.
     pub replicates_dropped: u64,
 }
 

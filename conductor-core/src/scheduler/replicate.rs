@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_nobody_takes_are_limited() {
+    fn copies_that_no_caller_takes_are_limited() {
         let mut hot = replication(2);
         let asked = (0..200)
             .map(|s| hot.lost(at(s * 1_000), BlockKey(1), 1, 5_000_000_000, FROM, TO))

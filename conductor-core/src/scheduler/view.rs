@@ -98,13 +98,13 @@ impl Prefill {
     }
 }
 
-/// Whole nanoseconds; 0 when negative or not a number. Signed on the way: the conversion is cheaper.
+/// Whole nanoseconds; 0 when negative or not a number. Converted as signed, which is cheaper.
 #[inline]
 pub(super) fn whole(nanos: f64) -> u64 {
     (nanos as i64).max(0) as u64
 }
 
-/// Somebody who has blocks of the prompt.
+/// A holder of blocks of the prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Holder {
     /// The instance's slot, or none for the store.

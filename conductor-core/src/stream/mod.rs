@@ -392,7 +392,14 @@ impl Stream {
             // What was applied, if anything was, cannot be shown to be of the same run.
             self.void(FenceReason::Unverifiable, sink);
         }
-        let from = if last.is_some() { self.next - 1 } else { self.settings.first_seq };
+        // Under the number of a snapshot's last message the publisher keeps another one.
+        let behind_snapshot = self.bound && self.told_before != 0 && self.told_before == self.next;
+        let last = last.filter(|_| !behind_snapshot);
+        let from = match last {
+            Some(_) => self.next - 1,
+            None if behind_snapshot => self.next,
+            None => self.settings.first_seq,
+        };
         let until = now + self.settings.replay_timeout;
         self.replay = Some(Replay { expected: from, overlap: last, begun: false, snapshot: false, until });
         self.counters.replays += 1;

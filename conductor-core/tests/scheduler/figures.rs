@@ -79,7 +79,7 @@ fn overloaded(speed: f64, admission: bool) -> (Outcome, Counters) {
 }
 
 #[test]
-fn admission_serves_in_time_whom_it_accepts() {
+fn admission_serves_in_time_what_it_accepts() {
     for (speed, in_time_min) in [(2.0, 0.99), (3.0, 0.93)] {
         let (with, counters) = overloaded(speed, true);
         let (without, _) = overloaded(speed, false);

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{ConfigError, wrong};
 
-/// The endpoint picker of the Gateway API Inference Extension (proposal 004, v1.0.0): a gateway asks over Envoy's
-/// external processing (gRPC) which engine a request goes to.
+/// The endpoint picker of the Gateway API Inference Extension (proposal 004, v1.0.0): a gateway asks over
+/// Envoy's external processing (gRPC) which engine a request goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
@@ -19,8 +19,8 @@ pub struct GatewayConfig {
     /// Longest time for a request to arrive from the gateway with its body, milliseconds, at least 1. Default
     /// 30,000.
     pub body_ms_max: u32,
-    /// Most bytes of bodies that are held at a time, MiB, 1 to 1,048,576. Requests beyond it are refused (HTTP
-    /// 503). Default 256.
+    /// Most bytes of bodies that are held at a time, MiB, 1 to 1,048,576. Requests beyond it are refused
+    /// (HTTP 503). Default 256.
     pub bodies_mib_max: u32,
 }
 

@@ -14,15 +14,15 @@ pub struct KubernetesConfig {
     /// Which EndpointSlices: a label selector. Slices have the labels of their Service. Default
     /// `snowskin.dev/engines=true`.
     pub selector: String,
-    /// The model of engines whose Service does not name it (annotation or label `snowskin.dev/model`). Default
-    /// empty: such engines are left out.
+    /// The model of engines whose Service does not name it (annotation or label `snowskin.dev/model`).
+    /// Default empty: such engines are left out.
     pub model: String,
     /// What such engines are (`snowskin.dev/kind`). Default `vllm`.
     pub kind: EngineKind,
     /// What they are for (`snowskin.dev/role`). Default `both`.
     pub role: Role,
-    /// Where they serve HTTP: the port's number, or its name in the Service (`snowskin.dev/http-port`). Default
-    /// `http`.
+    /// Where they serve HTTP: the port's number, or its name in the Service (`snowskin.dev/http-port`).
+    /// Default `http`.
     pub http_port: String,
     /// Where they publish events: a number or a name; empty: nowhere (`snowskin.dev/events-port`). Default
     /// `kv-events`.

@@ -488,7 +488,8 @@ impl proto::Metadata {
     }
 }
 
-/// The endpoints of a subset: a list of texts, each of which may have several with commas. Anything else names none.
+/// The endpoints of a subset: a list of texts, each of which may have several with commas. Anything else
+/// names none.
 fn endpoints(subset: &proto::Value) -> Vec<String> {
     let texts: Vec<&str> = match &subset.kind {
         Some(Kind::List(list)) => list.values.iter().filter_map(text_of).collect(),

@@ -1,5 +1,5 @@
-//! The messages of Envoy's external processing and of gRPC's health check that the gateway needs, with the field
-//! numbers of their definitions. Fields that are not here are skipped when they come, and never sent.
+//! The messages of Envoy's external processing and of gRPC's health check that the gateway needs, with the
+//! field numbers of their definitions. Fields that are not here are skipped when they come, and never sent.
 //!
 //! - `envoy/service/ext_proc/v3/external_processor.proto`, `envoy/config/core/v3/base.proto`,
 //!   `envoy/type/v3/http_status.proto` (Envoy, commit 0015fbd5);
@@ -138,7 +138,8 @@ pub(crate) struct HeaderValueOption {
     pub(crate) append_action: i32,
 }
 
-/// `HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD`: a client cannot choose an endpoint by sending the header itself.
+/// `HeaderAppendAction.OVERWRITE_IF_EXISTS_OR_ADD`: a client cannot choose an endpoint by sending the header
+/// itself.
 pub(crate) const OVERWRITE: i32 = 2;
 
 /// `envoy.config.core.v3.Metadata`. Without `typed_filter_metadata` (2).

@@ -30,7 +30,8 @@ use crate::shared::Shared;
 /// The methods that are served.
 pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 pub(crate) const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// What health checks ask about: everything, readiness, and the names of the service in charts of the extension.
+/// What health checks ask about: everything, readiness, and the names of the service in charts of the
+/// extension.
 const READINESS: [&str; 4] =
     ["", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"];
 

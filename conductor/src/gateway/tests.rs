@@ -227,12 +227,13 @@ fn int(field: u64, value: u64) -> Vec<u8> {
 
 #[test]
 fn requests_have_the_bytes_of_envoys_definitions() {
-    // HeaderValue: key = 1, raw_value = 3; HeaderMap.headers = 1; HttpHeaders: headers = 1, end_of_stream = 3.
+    // HeaderValue: key = 1, raw_value = 3; HeaderMap.headers = 1; HttpHeaders: headers = 1, end_of_stream =
+    // 3.
     let header = |key: &str, value: &str| len(1, &[&len(1, &[key.as_bytes()]), &len(3, &[value.as_bytes()])]);
     let map = len(1, &[&header(":path", "/v1/models"), &header("x-tenant-id", "t")]);
     let headers = [&map[..], &int(3, 1)].concat();
-    // A map's entry: key = 1, value = 2. Metadata.filter_metadata = 1; Struct.fields = 1; Value.list_value = 6,
-    // .string_value = 3; ListValue.values = 1.
+    // A map's entry: key = 1, value = 2. Metadata.filter_metadata = 1; Struct.fields = 1; Value.list_value =
+    // 6, .string_value = 3; ListValue.values = 1.
     let entry = |key: &str, value: &[u8]| len(1, &[&len(1, &[key.as_bytes()]), &len(2, &[value])]);
     let list = len(6, &[&len(1, &[&len(3, &[b"10.0.0.7:8000"])])]);
     let metadata = entry("envoy.lb.subset_hint", &entry("x-gateway-destination-endpoint-subset", &list));
@@ -248,7 +249,8 @@ fn requests_have_the_bytes_of_envoys_definitions() {
     assert_eq!(expected.encode_to_vec(), bytes);
 
     // HttpBody: body = 1, end_of_stream = 2. ProcessingRequest: request_body = 4, response_headers = 3,
-    // response_body = 5, request_trailers = 6, response_trailers = 7, attributes = 9, observability_mode = 10.
+    // response_body = 5, request_trailers = 6, response_trailers = 7, attributes = 9, observability_mode =
+    // 10.
     let body_bytes = b"\x22\x06\x0a\x02{}\x10\x01";
     assert_eq!(len(4, &[&len(1, &[b"{}"]), &int(2, 1)]), body_bytes, "the helper itself");
     assert_eq!(ProcessingRequest::decode(&body_bytes[..]).unwrap(), body("{}", true));
@@ -269,7 +271,8 @@ async fn answers_have_the_bytes_of_envoys_definitions() {
     let (answers, flow) = give(&mut picker(&fake, 10), [begin(), body(PROMPT, true)]).await.unwrap();
     assert_eq!(flow, Flow::Goes);
 
-    // HeaderValueOption: header = 1, append_action = 3, OVERWRITE_IF_EXISTS_OR_ADD = 2. HeaderMutation.set_headers = 1.
+    // HeaderValueOption: header = 1, append_action = 3, OVERWRITE_IF_EXISTS_OR_ADD = 2.
+    // HeaderMutation.set_headers = 1.
     let option = |key: &str, value: &str| {
         let header = len(1, &[&len(1, &[key.as_bytes()]), &len(3, &[value.as_bytes()])]);
         len(1, &[&header, &int(3, 2)])

@@ -6,8 +6,8 @@
 //! | [`Instances`](Shape::Instances) | `?shape=instances` | Mooncake's rewrite: `{"instances":{…}}` |
 //! | [`Dynamo`](Shape::Dynamo) | `model_name` or `routing_group`; `?shape=dynamo` | that of Dynamo's indexer |
 //!
-//! All counts are tokens. Those of tiers are cumulative: `GPU` ≤ `CPU` ≤ `DISK` = `longest_matched`. `STORE` is
-//! what a store has that all instances can read.
+//! All counts are tokens. Those of tiers are cumulative: `GPU` ≤ `CPU` ≤ `DISK` = `longest_matched`. `STORE`
+//! is what a store has that all instances can read.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -116,8 +116,8 @@ impl Slices {
         self.by_name.remove(name);
     }
 
-    /// Engines that are ready, each once. While an endpoint moves from one slice to another, it may be in both: it is
-    /// ready if one of them says so. With addresses of both families, that of IPv4 is used.
+    /// Engines that are ready, each once. While an endpoint moves from one slice to another, it may be in
+    /// both: it is ready if one of them says so. With addresses of both families, that of IPv4 is used.
     pub(super) fn engines(&self) -> BTreeMap<Name, EngineConfig> {
         let mut engines: BTreeMap<Name, EngineConfig> = BTreeMap::new();
         let ipv4_first = |slice: &&Slice| slice.address_type != "IPv4";

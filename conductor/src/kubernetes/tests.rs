@@ -1,4 +1,5 @@
-//! A fake API server with EndpointSlices, and a Conductor that finds its engines there. No real cluster was tried.
+//! A fake API server with EndpointSlices, and a Conductor that finds its engines there. No real cluster was
+//! tried.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,5 @@
-//! [`Watcher`]: one thread lists and watches EndpointSlices, another one registers what they name, so that an engine
-//! that does not answer delays no news about others.
+//! [`Watcher`]: one thread lists and watches EndpointSlices, another one registers what they name, so that an
+//! engine that does not answer delays no news about others.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Read};
@@ -46,8 +46,8 @@ const NEWS_MAX: usize = 64;
 /// How often engines that did not say what was left to them are asked again.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The threads. Dropping it stops them. The one that reads ends at the next event of its watch at the latest; nobody
-/// waits for it.
+/// The threads. Dropping it stops them. The one that reads ends at the next event of its watch at the latest;
+/// nobody waits for it.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     stop: watch::Sender<bool>,

@@ -338,7 +338,8 @@ impl<P: Place> Session<P> {
         Err(answer)
     }
 
-    /// Chooses engines, and reserves room on them. `among`: addresses of the engines that may get the request.
+    /// Chooses engines, and reserves room on them. `among`: addresses of the engines that may get the
+    /// request.
     pub(crate) fn decide(
         &self,
         tokens: &[u32],

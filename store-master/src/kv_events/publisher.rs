@@ -290,6 +290,10 @@ impl Thread {
             Told::Changes(batch) => {
                 self.taken(&batch);
                 for payload in self.encode(&batch) {
+                    // It may remove what a page of the snapshot that is being made has told.
+                    if !self.pages.is_empty() {
+                        self.pages.push(Arc::clone(&payload));
+                    }
                     self.publish(payload);
                 }
             }

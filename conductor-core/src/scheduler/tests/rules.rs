@@ -253,7 +253,7 @@ fn a_lost_decode_instance_is_replaced_from_the_store_if_it_has_the_kv() {
 }
 
 #[test]
-fn what_nobody_reports_about_expires() {
+fn what_no_engine_reports_about_expires() {
     let mut scheduler = cluster(SchedulerConfig::default(), 1, 1);
     let silent = decide(&mut scheduler, 0, &ask(8_000, &[])).reservation;
     let reported = decide(&mut scheduler, 0, &ask(8_000, &[])).reservation;

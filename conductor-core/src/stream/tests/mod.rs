@@ -1,5 +1,7 @@
 //! The state machine, case by case. Random faults are in `tests/streams`.
 
+mod snapshots;
+
 use alloc::vec;
 use alloc::vec::Vec;
 use core::time::Duration;
