@@ -7,6 +7,12 @@ use std::path::PathBuf;
 use conductor_core::events::Dialect;
 use serde::{Deserialize, Serialize};
 
+mod gateway;
+mod kubernetes;
+
+pub use gateway::GatewayConfig;
+pub use kubernetes::KubernetesConfig;
+
 /// Settings of a Conductor. The default serves loopback only and knows no engine.
 ///
 /// ```
@@ -56,6 +62,10 @@ pub struct Config {
     pub streams: StreamsConfig,
     /// Where requests are placed, and which are refused.
     pub schedule: ScheduleConfig,
+    /// Gateways that ask which engine a request goes to.
+    pub gateway: GatewayConfig,
+    /// Engines that are found in a Kubernetes cluster.
+    pub kubernetes: KubernetesConfig,
 }
 
 /// An engine or store whose events are read. Names follow Mooncake's `POST /register`, spelled out.
@@ -327,6 +337,8 @@ impl Config {
         if !self.peer.is_empty() && host_port(&self.peer).is_none() {
             return Err(wrong("peer", "must be host:port of a Conductor's HTTP interface"));
         }
+        self.gateway.validate()?;
+        self.kubernetes.validate()?;
         for (at, engine) in self.engines.iter().enumerate() {
             engine
                 .validate()
@@ -517,6 +529,8 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             streams: StreamsConfig::default(),
             schedule: ScheduleConfig::default(),
+            gateway: GatewayConfig::default(),
+            kubernetes: KubernetesConfig::default(),
         }
     }
 }

@@ -55,6 +55,12 @@ impl Directory {
         found.next().map(|(id, _)| *id)
     }
 
+    /// The instances at these addresses.
+    pub(crate) fn at(&self, addresses: &[String]) -> Vec<InstanceId> {
+        let found = self.instances.iter().filter(|(_, it)| addresses.contains(&it.http));
+        found.map(|(id, _)| *id).collect()
+    }
+
     /// Engines of a tenant that serve a model. An empty tenant is `default`.
     pub(crate) fn serving<'a>(
         &'a self,

@@ -51,12 +51,13 @@ impl Place for Shared {
                 tbt: limit(self.config.schedule.tbt_slo_ms),
             },
         };
-        let decision = self.place_request(context, &request, &matches, &coming, &keys).map_err(
-            |refusal| match refusal.reason {
+        let among = ask.among.map(|addresses| self.directory().at(addresses));
+        let decision = self
+            .place_request(context, &request, (&matches, &coming), &keys, among.as_deref())
+            .map_err(|refusal| match refusal.reason {
                 Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
                 _ => Refused::Overloaded { retry_after: refusal.retry_after },
-            },
-        )?;
+            })?;
         let engine = |id| self.directory().instances.get(&id).and_then(|it| engine_of(id, it));
         match (engine(decision.prefill), engine(decision.decode)) {
             (Some(prefill), Some(decode)) => Ok(Placed {

@@ -48,6 +48,8 @@ pub(super) enum State {
 pub(super) struct Instance {
     pub spec: InstanceSpec,
     pub state: State,
+    /// The decision that is being made must not send a request here.
+    pub left_out: bool,
     /// Nanoseconds per byte of its NICs.
     nic_ns_per_byte: f64,
 
@@ -84,6 +86,7 @@ impl Instance {
             nic_ns_per_byte: ns_per_byte(spec.nic_bytes_per_s),
             spec,
             state: State::Up,
+            left_out: false,
             queue: List::EMPTY,
             queued_tokens: 0,
             free_at: 0,
@@ -103,7 +106,12 @@ impl Instance {
     }
 
     pub(super) fn prefills(&self, model: u32) -> bool {
-        self.state == State::Up && self.spec.role != Role::Decode && self.spec.model == model
+        let serves = match self.spec.role {
+            Role::Prefill => true,
+            Role::Both => !self.left_out,
+            Role::Decode => false,
+        };
+        serves && self.state == State::Up && self.spec.model == model
     }
 
     pub(super) const fn nic_ns_per_byte(&self) -> f64 {

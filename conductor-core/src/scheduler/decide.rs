@@ -16,7 +16,7 @@ use super::types::{Ask, Decision, Fetch, Reason, Refusal, Role, Source};
 use super::view::{Candidate, Estimate, Holder, Placement, Prefill, View};
 use super::{Policy, PolicyKind, Scheduler};
 use crate::cost::PrefillWork;
-use crate::{InstanceMatch, Tier};
+use crate::{InstanceId, InstanceMatch, Tier};
 
 /// When to ask again after a refusal that no prediction goes with.
 const RETRY: Duration = Duration::from_secs(1);
@@ -85,6 +85,28 @@ impl Scheduler {
     /// with the prediction.
     pub fn decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
         self.decide_with(now, ask, &[])
+    }
+
+    /// As [`decide`](Self::decide), where the request may be sent only to instances for which `may` is true:
+    /// those that decode, or do both. Instances that only prefill are not asked about.
+    ///
+    /// # Errors
+    ///
+    /// As [`decide`](Self::decide).
+    pub fn decide_among(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        may: impl Fn(InstanceId) -> bool,
+    ) -> Result<Decision, Refusal> {
+        for instance in &mut self.cluster.instances {
+            instance.left_out = !may(instance.spec.id);
+        }
+        let decision = self.decide(now, ask);
+        for instance in &mut self.cluster.instances {
+            instance.left_out = false;
+        }
+        decision
     }
 
     /// As [`decide`](Self::decide), where instances will have `coming` of the prompt when their queues have

@@ -103,7 +103,7 @@ fn decide(
     };
     let decision = app
         .shared
-        .place_request(prompt.context, &request, matches, coming, keys)
+        .place_request(prompt.context, &request, (matches, coming), keys, None)
         .map_err(|refusal| refused(&refusal))?;
     Ok(decision)
 }
