@@ -7,6 +7,12 @@ use std::path::PathBuf;
 use conductor_core::events::Dialect;
 use serde::{Deserialize, Serialize};
 
+mod gateway;
+mod kubernetes;
+
+pub use gateway::GatewayConfig;
+pub use kubernetes::KubernetesConfig;
+
 /// Settings of a Conductor. The default serves loopback only and knows no engine.
 ///
 /// ```
@@ -28,7 +34,7 @@ pub struct Config {
     /// `/health`, `/ready` and `/metrics` are served under every name. Default none.
     pub http_hosts: Vec<String>,
     /// The secret that requests which change something have to send (`Authorization: Bearer`): `/register`,
-    /// `/unregister`, `/snapshot`. Empty: such requests are accepted from this host only. On the command line
+    /// `/unregister`. Empty: such requests are accepted from this host only. On the command line
     /// it is `cluster.admin_secret`.
     #[serde(skip)]
     pub admin_secret: store_core::Secret,
@@ -40,8 +46,9 @@ pub struct Config {
     /// How often the file is written, seconds, at least 1. It is written when the Conductor stops, too.
     /// Default 60.
     pub snapshot_s: u32,
-    /// HTTP address of a second Conductor with the same engines, `host:port`; digests are compared with it,
-    /// and what is missing here is taken from it. Empty: this Conductor is alone. Default empty.
+    /// HTTP address of a second Conductor with the same engines, `host:port`. Digests are compared with it, and
+    /// what differs unchanged in three comparisons is read anew from its engine, here. Empty: this Conductor
+    /// is alone. Default empty.
     pub peer: String,
     /// How often digests are compared, milliseconds, at least 100. Default 2,000.
     pub peer_ms: u32,
@@ -55,6 +62,10 @@ pub struct Config {
     pub streams: StreamsConfig,
     /// Where requests are placed, and which are refused.
     pub schedule: ScheduleConfig,
+    /// Gateways that ask which engine a request goes to.
+    pub gateway: GatewayConfig,
+    /// Engines that are found in a Kubernetes cluster.
+    pub kubernetes: KubernetesConfig,
 }
 
 /// An engine or store whose events are read. Names follow Mooncake's `POST /register`, spelled out.
@@ -94,6 +105,9 @@ pub struct EngineConfig {
     /// Where the engine serves HTTP, `HOST:PORT`; empty: unknown, so that no text can be tokenised there and
     /// the proxy does not forward to it.
     pub http: String,
+    /// Engines of the same tenant, model, role and class share what is learnt about how fast they are, such as
+    /// those on one type of GPU. Default empty, a class like others.
+    pub class: String,
     /// Port of the bootstrap server of a prefill engine of SGLang (`--disaggregation-bootstrap-port`).
     pub bootstrap_port: u16,
 }
@@ -187,6 +201,10 @@ pub struct ScheduleConfig {
     pub tbt_slo_ms: u32,
     /// How long a reservation lives without news, milliseconds, at least 100. Default 600,000.
     pub reservation_ms_max: u32,
+    /// Whether a decision may have an instance fetch a part of a prompt from another one. The client that asks
+    /// for the decision has to see to it; with `proxy_listen` there is none, as engines fetch prefixes from
+    /// stores only. Default true.
+    pub fetch: bool,
     /// How long an instance is assumed to have a prompt's blocks after the prompt was placed there, unless
     /// its events say so, milliseconds. Default 30,000.
     pub assumed_ms: u32,
@@ -319,6 +337,8 @@ impl Config {
         if !self.peer.is_empty() && host_port(&self.peer).is_none() {
             return Err(wrong("peer", "must be host:port of a Conductor's HTTP interface"));
         }
+        self.gateway.validate()?;
+        self.kubernetes.validate()?;
         for (at, engine) in self.engines.iter().enumerate() {
             engine
                 .validate()
@@ -341,6 +361,7 @@ impl EngineConfig {
             ("lora", &self.lora, 0),
             ("salt", &self.salt, 0),
             ("topic", &self.topic, 0),
+            ("class", &self.class, 0),
         ];
         for (field, text, least) in names {
             if !(least..=NAME_BYTES_MAX).contains(&text.len()) {
@@ -508,6 +529,8 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             streams: StreamsConfig::default(),
             schedule: ScheduleConfig::default(),
+            gateway: GatewayConfig::default(),
+            kubernetes: KubernetesConfig::default(),
         }
     }
 }
@@ -530,6 +553,7 @@ impl Default for EngineConfig {
             dp_ranks: 1,
             role: Role::default(),
             http: String::new(),
+            class: String::new(),
             bootstrap_port: 8_998,
         }
     }
@@ -569,6 +593,7 @@ impl Default for ScheduleConfig {
             ttft_slo_ms: 30_000,
             tbt_slo_ms: 300,
             reservation_ms_max: 600_000,
+            fetch: true,
             assumed_ms: 30_000,
         }
     }

@@ -18,6 +18,8 @@ pub(crate) struct Instance {
     /// Tokens per block.
     pub(crate) block_tokens: u32,
     pub(crate) role: Role,
+    /// Of those that are equally fast.
+    pub(crate) class: String,
     pub(crate) is_store: bool,
     pub(crate) kind: EngineKind,
     /// Where it serves HTTP; empty: unknown.
@@ -51,6 +53,12 @@ impl Directory {
     pub(crate) fn find(&self, tenant: &str, name: &str) -> Option<InstanceId> {
         let mut found = self.instances.iter().filter(|(_, it)| it.tenant == tenant && it.name == name);
         found.next().map(|(id, _)| *id)
+    }
+
+    /// The instances at these addresses.
+    pub(crate) fn at(&self, addresses: &[String]) -> Vec<InstanceId> {
+        let found = self.instances.iter().filter(|(_, it)| addresses.contains(&it.http));
+        found.map(|(id, _)| *id).collect()
     }
 
     /// Engines of a tenant that serve a model. An empty tenant is `default`.

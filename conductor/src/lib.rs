@@ -22,10 +22,14 @@ mod config;
 pub mod demo;
 mod directory;
 mod discovery;
+#[cfg(feature = "gateway")]
+mod gateway;
 mod hot;
 mod http;
 mod io;
 mod keeper;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod metrics;
 pub mod mock;
 mod place;
@@ -39,8 +43,8 @@ mod snapshot;
 mod turns;
 
 pub use config::{
-    BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, LimitsConfig,
-    NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
+    BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, GatewayConfig,
+    KubernetesConfig, LimitsConfig, NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
 };
 pub use publisher::Publisher;
 pub use registry::RegisterError;

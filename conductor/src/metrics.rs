@@ -244,7 +244,8 @@ fn register_indexes(shared: &Shared, registry: &mut Registry) {
 
 fn register_requests(shared: &Shared, registry: &mut Registry) {
     let counts = &shared.counts;
-    let counters: [(&str, &str, &AtomicU64); 5] = [
+    let counters: [(&str, &str, &AtomicU64); 6] = [
+        ("unknown_prompts", "Prompts that were placed without their length", &counts.unknown_prompts),
         ("queries", "Queries that were answered", &counts.queries),
         ("query_tokens", "Tokens of the full blocks that queries were about", &counts.tokens),
         ("query_hit_tokens", "Of them, tokens that the best instance or a store has", &counts.hit_tokens),

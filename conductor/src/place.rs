@@ -12,10 +12,13 @@ use crate::config::EngineKind;
 use crate::directory::Instance;
 use crate::placing::Request;
 use crate::proxy::{Ask, Engine, Handover, Place, Placed, Progress, Refused, Reservation};
-use crate::shared::Shared;
+use crate::shared::{Counts, Shared};
 
 /// How long an engine that did not answer gets no requests, unless its events say that it lives.
 const SUSPECT_FOR: Duration = Duration::from_secs(5);
+
+/// Tokens of a prompt whose length is not known, because no engine tells its tokens.
+const PROMPT_TOKENS_UNKNOWN: u32 = 1_024;
 
 impl Place for Shared {
     fn decide(&self, ask: &Ask<'_>) -> Result<Placed, Refused> {
@@ -25,10 +28,11 @@ impl Place for Shared {
         let mut keys = Vec::new();
         let root = Root::of(self.config.seed, Some(ask.lora), Some(ask.salt));
         hash::keys(ask.tokens, block_tokens, &root, &mut keys);
-        let mut matches = Matches::default();
+        let (mut matches, mut coming) = (Matches::default(), Matches::default());
         let knowledge = self.knowledge.read();
         let context = knowledge.context(tenant, ask.model, block_tokens).ok_or(Refused::NoModel)?;
-        knowledge.query(context, &keys, true, &mut matches);
+        knowledge.query(context, &keys, false, &mut matches);
+        knowledge.query(context, &keys, true, &mut coming);
         drop(knowledge);
         self.hot().asked(self.now(), ask.model, block_tokens, &keys, &matches);
         let limit = |ms: u32| match ms {
@@ -39,7 +43,7 @@ impl Place for Shared {
         let request = Request {
             tenant,
             model: ask.model,
-            tokens: u32::try_from(ask.tokens.len()).unwrap_or(u32::MAX),
+            tokens: self.prompt_tokens(ask.tokens),
             block_tokens,
             expected_output: ask.output_tokens_max,
             slo: Slo {
@@ -47,12 +51,12 @@ impl Place for Shared {
                 tbt: limit(self.config.schedule.tbt_slo_ms),
             },
         };
-        let decision =
-            self.place_request(context, &request, &matches, &keys).map_err(|refusal| {
-                match refusal.reason {
-                    Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
-                    _ => Refused::Overloaded { retry_after: refusal.retry_after },
-                }
+        let among = ask.among.map(|addresses| self.directory().at(addresses));
+        let decision = self
+            .place_request(context, &request, (&matches, &coming), &keys, among.as_deref())
+            .map_err(|refusal| match refusal.reason {
+                Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
+                _ => Refused::Overloaded { retry_after: refusal.retry_after },
             })?;
         let engine = |id| self.directory().instances.get(&id).and_then(|it| engine_of(id, it));
         match (engine(decision.prefill), engine(decision.decode)) {
@@ -82,7 +86,7 @@ impl Place for Shared {
                 schedule.scheduler.first_token(now, id)
             }
             Progress::Tokens(more) => {
-                let output = schedule.more_output(id, more);
+                let output = schedule.more_output(now, id, more);
                 schedule.scheduler.output_tokens(now, id, output)
             }
             Progress::Done => {
@@ -114,6 +118,19 @@ impl Place for Shared {
         models.sort_unstable();
         models.dedup();
         models
+    }
+}
+
+impl Shared {
+    /// The length by which a prompt is placed. One whose tokens no engine tells is counted, and placed like
+    /// one of [`PROMPT_TOKENS_UNKNOWN`]; one beyond the limit like one at the limit, as the engine decides
+    /// what is too long for its model.
+    pub(crate) fn prompt_tokens(&self, tokens: &[u32]) -> u32 {
+        if tokens.is_empty() {
+            Counts::add(&self.counts.unknown_prompts, 1);
+            return PROMPT_TOKENS_UNKNOWN.min(self.config.limits.tokens_max);
+        }
+        u32::try_from(tokens.len()).unwrap_or(u32::MAX).min(self.config.limits.tokens_max)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use conductor_core::knowledge::Matches;
 use conductor_core::scheduler::{Ask, Decision, Refusal, Slo};
-use conductor_core::{BlockKey, ContextId};
+use conductor_core::{BlockKey, ContextId, InstanceId};
 
 use crate::shared::Shared;
 
@@ -20,7 +20,9 @@ pub(crate) struct Request<'a> {
 }
 
 impl Shared {
-    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks.
+    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks. `matches` is
+    /// what instances have now, `coming` what they will have, with what was assumed after former decisions.
+    /// `among`: the instances to which the request may be sent.
     ///
     /// # Errors
     /// See [`Refusal`].
@@ -28,29 +30,31 @@ impl Shared {
         &self,
         context: ContextId,
         request: &Request<'_>,
-        matches: &Matches,
+        (matches, coming): (&Matches, &Matches),
         keys: &[BlockKey],
+        among: Option<&[InstanceId]>,
     ) -> Result<Decision, Refusal> {
         let now = self.now();
         let mut schedule = self.schedule();
         let model = schedule.model(request.tenant, request.model);
-        let decision = schedule.scheduler.decide(
-            now,
-            &Ask {
-                model,
-                tokens: request.tokens,
-                block_tokens: request.block_tokens,
-                matches: &matches.instances,
-                store_blocks: matches.store,
-                keys,
-                expected_output: request.expected_output,
-                slo: request.slo,
-            },
-        )?;
-        schedule.decided(now, decision.reservation, decision.ttft);
+        let ask = Ask {
+            model,
+            tokens: request.tokens,
+            block_tokens: request.block_tokens,
+            matches: &matches.instances,
+            store_blocks: matches.store,
+            keys,
+            expected_output: request.expected_output,
+            slo: request.slo,
+        };
+        let decision = match among {
+            None => schedule.scheduler.decide_with(now, &ask, &coming.instances)?,
+            Some(among) => schedule.scheduler.decide_among(now, &ask, |id| among.contains(&id))?,
+        };
+        schedule.decided(now, &decision);
         drop(schedule);
         let until = now + Duration::from_millis(self.config.schedule.assumed_ms.into());
-        let best = |id| matches.instances.iter().find(|it| it.instance == id).map_or(0, |it| it.dp_rank);
+        let best = |id| coming.instances.iter().find(|it| it.instance == id).map_or(0, |it| it.dp_rank);
         let mut knowledge = self.knowledge.write();
         knowledge.assume(context, decision.prefill, best(decision.prefill), keys, until);
         if decision.decode != decision.prefill {

@@ -138,6 +138,7 @@ fn check_same(shared: &Shared, engine: &EngineConfig) -> Result<(), RegisterErro
         ("model", known.model != engine.model),
         ("block_size", known.block_tokens != engine.block_tokens),
         ("role", known.role != engine.role),
+        ("class", known.class != engine.class),
         ("HTTP address", !engine.http.is_empty() && known.http != engine.http_address()),
         ("type", known.is_store != engine.kind.is_store()),
     ];
@@ -159,6 +160,7 @@ fn add_instance(shared: &Shared, number: InstanceId, engine: &EngineConfig) -> R
         block_tokens: engine.block_tokens,
         bootstrap_port: engine.bootstrap_port,
         role: engine.role,
+        class: engine.class.clone(),
         is_store: engine.kind.is_store(),
         http: engine.http_address().to_owned(),
         pool: match engine.http_address() {
@@ -175,7 +177,8 @@ fn add_instance(shared: &Shared, number: InstanceId, engine: &EngineConfig) -> R
             Role::Both => Placed::Both,
         };
         let model = schedule.model(&engine.tenant, &engine.model);
-        let spec = InstanceSpec { model, ..InstanceSpec::new(number, role, schedule.kind) };
+        let kind = schedule.kind(model, role, &engine.class);
+        let spec = InstanceSpec { model, ..InstanceSpec::new(number, role, kind) };
         schedule.scheduler.add_instance(spec).map_err(RegisterError::Scheduler)?;
         // Nothing is placed on it before it is heard.
         schedule.scheduler.instance_lost(shared.now(), number);

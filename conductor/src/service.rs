@@ -12,9 +12,13 @@ use tracing::{info, warn};
 use conductor_core::knowledge::Knowledge;
 
 use crate::config::{Config, ConfigError, EngineConfig};
+#[cfg(feature = "gateway")]
+use crate::gateway::GatewayServer;
 use crate::http::{App, router};
 use crate::io::{EventThread, Prepared};
 use crate::keeper::Keeper;
+#[cfg(feature = "kubernetes")]
+use crate::kubernetes::Watcher;
 use crate::proxy::{self, Place, ProxyServer};
 use crate::registry::{self, Positions, RegisterError};
 use crate::shared::{Shared, knowledge_settings};
@@ -75,6 +79,10 @@ pub struct ConductorHandle {
     // The order of the fields is the order in which they are stopped.
     http: HttpServer,
     proxy: Option<ProxyServer<Shared>>,
+    #[cfg(feature = "gateway")]
+    gateway: Option<GatewayServer>,
+    #[cfg(feature = "kubernetes")]
+    kubernetes: Option<Watcher>,
     keeper: Keeper,
     events: EventThread,
     app: App,
@@ -133,6 +141,10 @@ impl Conductor {
             .map_err(|error| StartError::Listen(listen, error))
         });
         let proxy = proxy.transpose()?;
+        #[cfg(feature = "gateway")]
+        let gateway = GatewayServer::start(&shared)?;
+        #[cfg(feature = "kubernetes")]
+        let kubernetes = Watcher::start(&app)?;
         let keeper = Keeper::start(app.clone()).map_err(StartError::System)?;
         http.serve(router(app.clone()), shared.config.http, GRACE).map_err(StartError::System)?;
         info!(addr = %http.addr(), engines = shared.config.engines.len(), "serving");
@@ -142,7 +154,17 @@ impl Conductor {
                 http.addr()
             );
         }
-        Ok(ConductorHandle { http, proxy, keeper, events, app })
+        Ok(ConductorHandle {
+            http,
+            proxy,
+            #[cfg(feature = "gateway")]
+            gateway,
+            #[cfg(feature = "kubernetes")]
+            kubernetes,
+            keeper,
+            events,
+            app,
+        })
     }
 }
 
@@ -189,6 +211,13 @@ impl ConductorHandle {
         self.proxy.as_ref().map(ProxyServer::addr)
     }
 
+    /// The address at which gateways ask for engines, if there is one.
+    #[cfg(feature = "gateway")]
+    #[must_use]
+    pub fn gateway_addr(&self) -> Option<SocketAddr> {
+        self.gateway.as_ref().map(GatewayServer::addr)
+    }
+
     /// What the proxy has done so far, if there is one.
     #[must_use]
     pub fn proxy_figures(&self) -> Option<proxy::Figures> {
@@ -215,8 +244,22 @@ impl ConductorHandle {
 
     /// Stops in order: requests first, then, after a last snapshot, the subscriptions.
     pub fn stop(self) {
-        let Self { http, proxy, keeper, events, app: _ } = self;
+        let Self {
+            http,
+            proxy,
+            #[cfg(feature = "gateway")]
+            gateway,
+            #[cfg(feature = "kubernetes")]
+            kubernetes,
+            keeper,
+            events,
+            app: _,
+        } = self;
         drop((http, proxy));
+        #[cfg(feature = "gateway")]
+        drop(gateway);
+        #[cfg(feature = "kubernetes")]
+        drop(kubernetes);
         drop(keeper);
         drop(events);
     }

@@ -11,7 +11,7 @@ use conductor_core::events::LoadStat;
 use conductor_core::index::IndexLimits;
 use conductor_core::knowledge::{self, Knowledge, PublisherId};
 use conductor_core::scheduler::{
-    KindId, Limits, LoadReport, PolicyKind, ReservationId, Scheduler, SchedulerConfig,
+    Decision, KindId, Limits, LoadReport, PolicyKind, ReservationId, Role, Scheduler, SchedulerConfig,
 };
 use te_core::Instant;
 
@@ -22,6 +22,10 @@ use crate::turns::Turns;
 
 /// Most instances; the scheduler's memory is allocated for them.
 const INSTANCES_MAX: u32 = 4_096;
+/// Most kinds of engines; further ones share one.
+const KINDS_MAX: usize = 1_024;
+/// Tokens over which the time of a decode step is averaged.
+const STEPS_SEEN: u32 = 8;
 /// Pairs of predicted and actual times to the first token that the status page shows.
 const TTFTS_SHOWN: usize = 256;
 
@@ -49,6 +53,8 @@ pub(crate) struct Counts {
     pub(crate) tokens: AtomicU64,
     /// Of them, tokens that some instance has.
     pub(crate) hit_tokens: AtomicU64,
+    /// Prompts that were placed without knowing their length.
+    pub(crate) unknown_prompts: AtomicU64,
     /// Requests whose body was refused.
     pub(crate) bad_requests: AtomicU64,
     /// Requests with a wrong secret, or from another host without one.
@@ -76,15 +82,24 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) scheduler: Scheduler,
-    /// The one kind of engine: its costs are fitted to what engines report.
-    pub(crate) kind: KindId,
+    /// Kinds of engines by model, role and class: each has costs that are fitted to what is reported.
+    kinds: HashMap<(u32, Role, String), KindId>,
     models: HashMap<(String, String), u32>,
     /// Reservations without a first token, and what was predicted for them.
     predicted: HashMap<u64, Predicted>,
     /// Latest pairs of predicted and actual time to the first token.
     pub(crate) ttfts: VecDeque<(Duration, Duration)>,
-    /// Output tokens of reservations that were reported by differences.
-    outputs: HashMap<u64, u32>,
+    /// Output of reservations, which is reported by differences.
+    outputs: HashMap<u64, Output>,
+}
+
+/// What a reservation's request has given so far.
+#[derive(Clone, Copy, Debug)]
+struct Output {
+    tokens: u32,
+    decode: InstanceId,
+    /// When it had given how many tokens: steps are counted from there.
+    since: (Instant, u32),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,21 +111,26 @@ struct Predicted {
 impl Schedule {
     fn new(config: &Config) -> Self {
         let policy = config.schedule.policy.name().parse::<PolicyKind>().unwrap_or(PolicyKind::Cost);
-        let mut scheduler = Scheduler::new(SchedulerConfig {
+        let with_proxy = config.proxy_listen.is_some();
+        let scheduler = Scheduler::new(SchedulerConfig {
             limits: Limits {
                 instances: INSTANCES_MAX.min(config.limits.publishers_max),
                 reservations: config.limits.reservations_max,
                 models: config.limits.contexts_max,
+                tokens_max: config.limits.tokens_max,
                 ..Limits::default()
             },
             policy,
+            fetches: config.schedule.fetch && !with_proxy,
+            // What the network gives is not known, but seen in the times to the first token.
+            ships: false,
+            reports_of_proxy: true,
             reservation_ttl: Duration::from_millis(config.schedule.reservation_ms_max.into()),
             ..SchedulerConfig::default()
         });
-        let kind = scheduler.add_kind(CostModel::LLAMA3_70B_A800);
         Self {
             scheduler,
-            kind,
+            kinds: HashMap::new(),
             models: HashMap::new(),
             predicted: HashMap::new(),
             ttfts: VecDeque::with_capacity(TTFTS_SHOWN),
@@ -124,9 +144,27 @@ impl Schedule {
         *self.models.entry((tenant.to_owned(), model.to_owned())).or_insert(next)
     }
 
+    /// The kind of engines of a model, role and class, with the costs that a new one begins with.
+    pub(crate) fn kind(&mut self, model: u32, role: Role, class: &str) -> KindId {
+        let key = (model, role, class.to_owned());
+        if let Some(kind) = self.kinds.get(&key) {
+            return *kind;
+        }
+        if self.kinds.len() >= KINDS_MAX
+            && let Some(any) = self.kinds.values().next()
+        {
+            return *any;
+        }
+        let kind = self.scheduler.add_kind(CostModel::LLAMA3_70B_A800);
+        self.kinds.insert(key, kind);
+        kind
+    }
+
     /// A decision was made.
-    pub(crate) fn decided(&mut self, now: Instant, id: ReservationId, ttft: Duration) {
+    pub(crate) fn decided(&mut self, now: Instant, decision: &Decision) {
+        let (id, ttft) = (decision.reservation, decision.ttft);
         self.predicted.insert(id.to_u64(), Predicted { at: now, ttft });
+        self.outputs.insert(id.to_u64(), Output { tokens: 0, decode: decision.decode, since: (now, 0) });
         // Reservations end by themselves, without a report; their numbers are never used again.
         if self.predicted.len() as u64 > 2 * u64::from(self.scheduler.reservations()) + 1_024 {
             self.predicted.retain(|_, predicted| now - predicted.at < Duration::from_secs(600));
@@ -144,20 +182,28 @@ impl Schedule {
     }
 
     /// More output tokens of a request were seen. Returns how many there are in all.
-    pub(crate) fn more_output(&mut self, id: ReservationId, more: u32) -> u32 {
+    pub(crate) fn more_output(&mut self, now: Instant, id: ReservationId, more: u32) -> u32 {
         if self.outputs.len() > 4 * self.scheduler.reservations() as usize + 1_024 {
             // Those of reservations that ended without a report.
-            self.outputs.clear();
+            self.outputs.retain(|_, output| now - output.since.0 < Duration::from_secs(600));
         }
-        let output = self.outputs.entry(id.to_u64()).or_default();
-        *output = output.saturating_add(more);
-        *output
+        let Some(output) = self.outputs.get_mut(&id.to_u64()) else { return more };
+        output.tokens = output.tokens.saturating_add(more);
+        let (at, tokens) = output.since;
+        let steps = output.tokens - tokens;
+        if tokens == 0 {
+            output.since = (now, output.tokens);
+        } else if steps >= STEPS_SEEN {
+            output.since = (now, output.tokens);
+            self.scheduler.step_seen(now, output.decode, (now - at) / steps);
+        }
+        output.tokens
     }
 
     /// A request has ended. Returns its output tokens.
     pub(crate) fn ended(&mut self, id: ReservationId) -> u32 {
         self.predicted.remove(&id.to_u64());
-        self.outputs.remove(&id.to_u64()).unwrap_or_default()
+        self.outputs.remove(&id.to_u64()).map_or(0, |output| output.tokens)
     }
 }
 
@@ -286,5 +332,157 @@ impl Shared {
         let swept = self.knowledge.write().tick(now, budget);
         self.schedule().scheduler.expire(now, 1_024);
         Some(now + if swept > 0 { AGAIN_WHILE_DIRTY } else { AGAIN })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use conductor_core::InstanceMatch;
+    use conductor_core::cost::{DecodeCost, PrefillCost, PrefillWork};
+    use conductor_core::scheduler::{Ask, InstanceSpec, Slo};
+    use te_core::testkit::Rng;
+
+    const PREFILLS: u32 = 3;
+    /// About 200 times as fast as what the Conductor begins with, and of another shape.
+    const PREFILL: PrefillCost =
+        PrefillCost { per_prompt: 1e-3, per_token: 7e-7, per_square: 2e-12, per_reused: 2e-8 };
+    const DECODE: DecodeCost = DecodeCost { per_step: 2e-4, per_sequence: 2e-5, per_context_token: 1e-10 };
+
+    /// A factor around 1 with a standard deviation of 10 %.
+    fn noise(rng: &mut Rng) -> f64 {
+        let sum: f64 = (0..4).map(|_| rng.below(1_000_001) as f64 / 1e6 - 0.5).sum();
+        1.0 + 0.1 * sum * 3.0_f64.sqrt()
+    }
+
+    #[derive(Clone, Copy)]
+    enum Report {
+        Prefilled,
+        FirstToken,
+        Tokens(u32),
+        Done,
+    }
+
+    /// 3 prefill and 2 decode engines in simulated time, as a proxy reports them. Returns the median errors
+    /// of the times to the first token, of so many requests at a time.
+    fn errors(seed: u64, config: &Config, requests: u64) -> Vec<f64> {
+        let (mut rng, mut schedule) = (Rng::new(seed), Schedule::new(config));
+        let model = schedule.model("default", "m");
+        for number in 0..5 {
+            let role = if number < PREFILLS { Role::Prefill } else { Role::Decode };
+            let kind = schedule.kind(model, role, "");
+            let spec = InstanceSpec::new(InstanceId(number), role, kind);
+            schedule.scheduler.add_instance(InstanceSpec { model, ..spec }).unwrap();
+        }
+        let (mut free, mut medians) = ([Instant::ZERO; PREFILLS as usize], Vec::new());
+        let mut reports: std::collections::BTreeMap<(Instant, u64, u8), (ReservationId, Report)> =
+            std::collections::BTreeMap::new();
+        let mut now = Instant::ZERO;
+        for request in 0..requests {
+            now = now + Duration::from_nanos(rng.below(3_000_000));
+            while let Some(entry) = reports.first_entry().filter(|entry| entry.key().0 <= now) {
+                let ((at, ..), (id, report)) = entry.remove_entry();
+                match report {
+                    Report::Prefilled => schedule.scheduler.prefill_done(at, id).unwrap(),
+                    Report::FirstToken => {
+                        schedule.first_token(at, id);
+                        schedule.scheduler.first_token(at, id).unwrap();
+                    }
+                    Report::Tokens(more) => {
+                        let output = schedule.more_output(at, id, more);
+                        schedule.scheduler.output_tokens(at, id, output).unwrap();
+                    }
+                    Report::Done => {
+                        let output = schedule.ended(id);
+                        schedule.scheduler.done(at, id, output).unwrap();
+                    }
+                }
+            }
+            let tokens = 500 + rng.below(8_000) as u32;
+            let has = rng.below(u64::from(tokens) / 16) as u32;
+            let matched = |number| InstanceMatch {
+                instance: InstanceId(number),
+                gpu: has,
+                cpu: has,
+                disk: has,
+                ..InstanceMatch::default()
+            };
+            let matches = [matched(rng.below(u64::from(PREFILLS)) as u32)];
+            let ask = Ask {
+                model,
+                tokens,
+                block_tokens: 16,
+                matches: &matches,
+                store_blocks: 0,
+                keys: &[],
+                expected_output: Some(16),
+                slo: Slo::NONE,
+            };
+            let decision = schedule.scheduler.decide(now, &ask).unwrap();
+            schedule.decided(now, &decision);
+            let work = PrefillWork::of(tokens, decision.reuse_blocks * 16);
+            let takes = Duration::from_secs_f64(PREFILL.seconds(&work) * noise(&mut rng));
+            let free = &mut free[decision.prefill.0 as usize];
+            let prefilled = (*free).max(now) + takes;
+            *free = prefilled;
+            // The transfer to the decode engine.
+            let first =
+                prefilled + Duration::from_secs_f64((3e-4 + 2e-8 * f64::from(tokens)) * noise(&mut rng));
+            let step = DECODE.time(4, 16_000);
+            let id = decision.reservation;
+            reports.insert((prefilled, request, 0), (id, Report::Prefilled));
+            reports.insert((first, request, 1), (id, Report::FirstToken));
+            reports.insert((first, request, 2), (id, Report::Tokens(1)));
+            reports.insert((first + step * 10, request, 3), (id, Report::Tokens(10)));
+            reports.insert((first + step * 15, request, 4), (id, Report::Done));
+            if request % 250 == 249 {
+                let relative = |(predicted, actual): &(Duration, Duration)| {
+                    (predicted.as_secs_f64() - actual.as_secs_f64()).abs() / actual.as_secs_f64()
+                };
+                let mut errors: Vec<f64> = schedule.ttfts.iter().rev().take(200).map(relative).collect();
+                errors.sort_by(f64::total_cmp);
+                medians.push(errors[errors.len() / 2]);
+            }
+        }
+        medians
+    }
+
+    #[test]
+    fn first_tokens_of_engines_of_unknown_speed_are_predicted_within_ten_percent_after_500_requests() {
+        let config = Config { proxy_listen: Some(([127, 0, 0, 1], 0).into()), ..Config::default() };
+        for seed in 0..10 {
+            let medians = errors(seed, &config, 1_000);
+            println!("seed {seed}: simulated median errors {medians:.3?}");
+            assert!(medians[2..].iter().all(|&error| error <= 0.1), "seed {seed}: {medians:?}");
+        }
+    }
+
+    #[test]
+    fn engines_of_one_role_and_class_are_of_one_kind_and_kinds_have_a_limit() {
+        let mut schedule = Schedule::new(&Config::default());
+        let kind = schedule.kind(0, Role::Prefill, "");
+        assert_eq!(schedule.kind(0, Role::Prefill, ""), kind);
+        assert_ne!(schedule.kind(0, Role::Decode, ""), kind);
+        assert_ne!(schedule.kind(1, Role::Prefill, ""), kind);
+        assert_ne!(schedule.kind(0, Role::Prefill, "fast"), kind);
+        for class in 0..2 * KINDS_MAX {
+            schedule.kind(0, Role::Prefill, &class.to_string());
+        }
+        assert_eq!(schedule.kinds.len(), KINDS_MAX);
+    }
+
+    #[test]
+    fn a_prompt_of_unknown_length_is_placed_and_counted() {
+        let shared = Shared::new(Config::default());
+        assert_eq!(shared.prompt_tokens(&[]), 1_024);
+        assert_eq!(shared.prompt_tokens(&[1; 7]), 7);
+        assert_eq!(shared.counts.unknown_prompts.load(Ordering::Relaxed), 1);
+        let small = config_with_tokens_max(5);
+        assert_eq!(Shared::new(small).prompt_tokens(&[1; 7]), 5);
+    }
+
+    fn config_with_tokens_max(tokens_max: u32) -> Config {
+        let limits = crate::config::LimitsConfig { tokens_max, ..Default::default() };
+        Config { limits, ..Config::default() }
     }
 }

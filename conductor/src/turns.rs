@@ -33,6 +33,11 @@ impl<T> Turns<T> {
         guard
     }
 
+    /// Whether a reader waits, so that the writer should end its turn.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) > 0
+    }
+
     /// Waits for a turn to write.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         for _ in 0..YIELDS_MAX {

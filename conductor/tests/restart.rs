@@ -23,6 +23,7 @@ fn a_restart_goes_on_with_the_snapshot_and_what_was_said_meanwhile() {
         "modelname": "m", "instance_id": "a", "block_size": BLOCK_TOKENS,
     });
     assert_eq!(post(addr, "/register", &register).0, 200);
+    eventually("it is subscribed", || publisher.subscribers() == 1);
     for at in 0..4 {
         publisher.publish(&stored(1, at, at + 1)).unwrap();
     }
@@ -67,6 +68,32 @@ fn a_damaged_snapshot_is_left_and_the_conductor_begins_empty() {
         let conductor = start(conductor::Config { snapshot: Some(path.clone()), ..config() });
         assert_eq!(get(conductor.addr(), "/health").0, 200);
     }
+}
+
+#[test]
+fn what_differs_from_the_other_conductor_is_read_anew_from_its_engine() {
+    // Without replays, and as only one is subscribed from the beginning, the second one cannot know it.
+    let publisher = publisher();
+    let one = start(conductor::Config { engines: vec![engine("a", &publisher)], ..config() });
+    eventually("the first is subscribed", || publisher.subscribers() == 1);
+    publisher.publish(&stored(1, 0, 3)).unwrap();
+    eventually("the first has it", || matched(one.addr(), "a", 1, 9) == 3 * BLOCK);
+    let deaf = conductor::EngineConfig { replay_endpoint: String::new(), ..engine("a", &publisher) };
+    let two = start(conductor::Config {
+        engines: vec![deaf],
+        peer: one.addr().to_string(),
+        peer_ms: 100,
+        ..config()
+    });
+    eventually("both are subscribed", || publisher.subscribers() == 2);
+    publisher.publish(&stored(60, 0, 2)).unwrap();
+    eventually("the second has what came later", || matched(two.addr(), "a", 60, 9) == 2 * BLOCK);
+    let connections =
+        "snowskin_conductor_stream_connections_total{tenant=\"default\",instance=\"a\",dp_rank=\"0\"}";
+    eventually("they differ", || metric(two.addr(), "snowskin_conductor_peer_differences_total") >= 1.0);
+    eventually("it is read anew", || metric(two.addr(), connections) >= 2.0);
+    assert_eq!(metric(one.addr(), "snowskin_conductor_peer_differences_total"), 0.0);
+    assert_eq!(matched(one.addr(), "a", 1, 9), 3 * BLOCK, "the first loses nothing");
 }
 
 #[test]

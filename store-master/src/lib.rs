@@ -60,6 +60,9 @@ mod http_places;
 mod http_server;
 mod journal;
 mod keeper;
+#[cfg(feature = "kubernetes")]
+#[doc(hidden)] // for the Conductor
+pub mod kubernetes;
 mod kv_events;
 mod liveness;
 mod log_limit;

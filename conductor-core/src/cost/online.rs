@@ -29,8 +29,10 @@ impl Default for OnlineFitConfig {
 
 /// The usual relative error is never taken to be below this.
 const USUAL_ERROR_MIN: f64 = 0.02;
-/// The usual relative error before anything was observed: the first observations are not cut.
+/// The usual relative error before anything was observed.
 const USUAL_ERROR_FIRST: f64 = 1.0;
+/// The first observations, which are not cut: how far the prior is off is not known yet.
+const UNCUT_FIRST: u32 = 32;
 /// Observations over which the usual relative error is averaged.
 const USUAL_ERROR_MEMORY: f64 = 32.0;
 
@@ -43,6 +45,7 @@ pub struct OnlineFit<const N: usize> {
     coefficients: [f64; N],
     usual_error: f64,
     errors: ErrorHistogram,
+    observed: u32,
     clipped: u64,
 }
 
@@ -58,6 +61,7 @@ impl<const N: usize> OnlineFit<N> {
             coefficients: prior,
             usual_error: USUAL_ERROR_FIRST,
             errors: ErrorHistogram::new(config.memory),
+            observed: 0,
             clipped: 0,
         }
     }
@@ -73,13 +77,17 @@ impl<const N: usize> OnlineFit<N> {
         // Errors are relative to the prediction: relative to the observation, low ones would weigh more.
         let scale = if predicted > 0.0 { predicted } else { y };
         let error = (y - predicted) / scale;
+        self.observed = self.observed.saturating_add(1);
         let limit = self.config.clip.max(1.0) * self.usual_error;
-        let cut = error.clamp(-limit, limit);
+        let cut = if self.observed <= UNCUT_FIRST { error } else { error.clamp(-limit, limit) };
         self.clipped += u64::from(cut.to_bits() != error.to_bits());
-        self.usual_error += (cut.abs() - self.usual_error) / USUAL_ERROR_MEMORY;
+        self.usual_error += (cut.abs().min(limit) - self.usual_error) / USUAL_ERROR_MEMORY;
         self.usual_error = self.usual_error.max(USUAL_ERROR_MIN);
         self.sums.scale(1.0 - 1.0 / f64::from(self.config.memory.max(1)));
-        self.sums.add(x, predicted + cut * scale, 1.0 / (scale * scale));
+        let learnt = predicted + cut * scale;
+        // A prediction that was far too low must not make its observation outweigh all others.
+        let scale = scale.max(learnt / 2.0);
+        self.sums.add(x, learnt, 1.0 / (scale * scale));
         let mut normal = self.sums;
         for (i, &prior) in self.prior.iter().enumerate() {
             if prior > 0.0 {

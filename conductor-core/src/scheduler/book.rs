@@ -82,8 +82,9 @@ pub(super) struct Reservation {
     pub ready: u64,
     pub start: u64,
     pub end: u64,
-    /// When its prefill was reported to have begun.
+    /// When its prefill was reported to have begun, and to have ended.
     pub started: Option<Instant>,
+    pub prefilled: Option<Instant>,
 
     pub fetch: Option<Booking>,
     pub ship: Option<Booking>,
@@ -122,6 +123,7 @@ impl Reservation {
         start: 0,
         end: 0,
         started: None,
+        prefilled: None,
         fetch: None,
         ship: None,
         ship_pending: None,

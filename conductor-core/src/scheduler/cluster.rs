@@ -16,7 +16,7 @@ use super::nics::{Arrivals, Direction};
 use super::projection::{Load, Projection};
 use super::replicate::Replication;
 use super::types::{InstanceError, InstanceSpec, KindId, LoadReport, Role};
-use crate::cost::{CostModel, ErrorHistogram, PrefillCost, PrefillFit, PrefillWindow, StepFit};
+use crate::cost::{CostModel, ErrorHistogram, OnlineFit, PrefillCost, PrefillFit, PrefillWindow, StepFit};
 use crate::{InstanceId, Tier};
 
 /// Predictions of the time to the first token that count in the error metric.
@@ -29,6 +29,8 @@ pub(super) struct Kind {
     pub model: CostModel,
     pub prefill: Option<PrefillFit>,
     pub step: Option<StepFit>,
+    /// Seconds from the end of a prefill elsewhere to the first token here: a constant, and those per token.
+    pub handover: OnlineFit<2>,
 }
 
 /// Whether an instance takes part.
@@ -46,6 +48,8 @@ pub(super) enum State {
 pub(super) struct Instance {
     pub spec: InstanceSpec,
     pub state: State,
+    /// The decision that is being made must not send a request here.
+    pub left_out: bool,
     /// Nanoseconds per byte of its NICs.
     nic_ns_per_byte: f64,
 
@@ -72,6 +76,8 @@ pub(super) struct Instance {
     pub recent_ns: f64,
     pub cached_tokens: f64,
     pub window: PrefillWindow,
+    /// When the last prefill here ended, as a proxy saw it.
+    pub prefilled_at: Option<Instant>,
 }
 
 impl Instance {
@@ -80,6 +86,7 @@ impl Instance {
             nic_ns_per_byte: ns_per_byte(spec.nic_bytes_per_s),
             spec,
             state: State::Up,
+            left_out: false,
             queue: List::EMPTY,
             queued_tokens: 0,
             free_at: 0,
@@ -94,11 +101,17 @@ impl Instance {
             recent_ns: 0.0,
             cached_tokens: 0.0,
             window: PrefillWindow::default(),
+            prefilled_at: None,
         }
     }
 
     pub(super) fn prefills(&self, model: u32) -> bool {
-        self.state == State::Up && self.spec.role != Role::Decode && self.spec.model == model
+        let serves = match self.spec.role {
+            Role::Prefill => true,
+            Role::Both => !self.left_out,
+            Role::Decode => false,
+        };
+        serves && self.state == State::Up && self.spec.model == model
     }
 
     pub(super) const fn nic_ns_per_byte(&self) -> f64 {
@@ -201,6 +214,7 @@ impl Cluster {
             model,
             prefill: fit.map(|fit| PrefillFit::new(&model.prefill, fit)),
             step: fit.map(|fit| StepFit::new(&model.decode, fit)),
+            handover: OnlineFit::new([0.0; 2], fit.unwrap_or_default()),
         });
         KindId((self.kinds.len() - 1) as u16)
     }
@@ -432,7 +446,8 @@ impl Cluster {
         let instance = &mut self.instances[slot as usize];
         if let Some(waiting) = report.waiting_uncached_tokens {
             // More than we placed: others place there, too. Less may still be on its way to the engine.
-            let foreign = waiting.saturating_sub(instance.queued_tokens);
+            let others = report.waiting.is_none_or(|requests| requests > queue.len());
+            let foreign = if others { waiting.saturating_sub(instance.queued_tokens) } else { 0 };
             instance.foreign_ns = crate::cost::nanos(per_token * foreign as f64).min(FOREIGN_NS_MAX);
         }
         if let Some(max) = report.kv_tokens_max {
@@ -448,7 +463,9 @@ impl Cluster {
                 (instance.foreign.context, instance.foreign.kv) = (foreign, foreign);
             }
         }
-        let pair = report.counters.and_then(|counters| instance.window.report(counters, idle));
+        // Times that a proxy sees have what the counters do not have: what it waits for beside them.
+        let counters = report.counters.filter(|_| instance.prefilled_at.is_none());
+        let pair = counters.and_then(|counters| instance.window.report(counters, idle));
         let kind = &mut self.kinds[kind];
         if let (Some((work, time)), Some(fit)) = (pair, &mut kind.prefill) {
             fit.observe(&work, time);

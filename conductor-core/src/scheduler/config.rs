@@ -103,6 +103,12 @@ pub struct SchedulerConfig {
     pub output_quantile: f64,
     /// Replication of hot prefixes; `None` without.
     pub replication: Option<ReplicationConfig>,
+    /// Prefixes may be fetched from other instances. Without it they are read from the shared store only.
+    pub fetches: bool,
+    /// Reports of reservations come from a proxy, which does not see prefills begin: a prefill is taken to
+    /// begin when its request was placed, or the prefill before it on its instance ended; and the time from
+    /// its end to the first token, which another instance gives, is fitted and added to predictions.
+    pub reports_of_proxy: bool,
     /// Fit costs to what engines report; `None` keeps the models as given.
     pub online_fit: Option<OnlineFitConfig>,
 }
@@ -130,6 +136,8 @@ impl Default for SchedulerConfig {
             output_tokens_first: 256,
             output_quantile: 0.9,
             replication: Some(ReplicationConfig::default()),
+            fetches: true,
+            reports_of_proxy: false,
             online_fit: Some(OnlineFitConfig::default()),
         }
     }

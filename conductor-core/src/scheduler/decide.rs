@@ -16,7 +16,7 @@ use super::types::{Ask, Decision, Fetch, Reason, Refusal, Role, Source};
 use super::view::{Candidate, Estimate, Holder, Placement, Prefill, View};
 use super::{Policy, PolicyKind, Scheduler};
 use crate::cost::PrefillWork;
-use crate::{InstanceMatch, Tier};
+use crate::{InstanceId, InstanceMatch, Tier};
 
 /// When to ask again after a refusal that no prediction goes with.
 const RETRY: Duration = Duration::from_secs(1);
@@ -85,6 +85,28 @@ impl Scheduler {
     /// with the prediction.
     pub fn decide(&mut self, now: Instant, ask: &Ask<'_>) -> Result<Decision, Refusal> {
         self.decide_with(now, ask, &[])
+    }
+
+    /// As [`decide`](Self::decide), where the request may be sent only to instances for which `may` is true:
+    /// those that decode, or do both. Instances that only prefill are not asked about.
+    ///
+    /// # Errors
+    ///
+    /// As [`decide`](Self::decide).
+    pub fn decide_among(
+        &mut self,
+        now: Instant,
+        ask: &Ask<'_>,
+        may: impl Fn(InstanceId) -> bool,
+    ) -> Result<Decision, Refusal> {
+        for instance in &mut self.cluster.instances {
+            instance.left_out = !may(instance.spec.id);
+        }
+        let decision = self.decide(now, ask);
+        for instance in &mut self.cluster.instances {
+            instance.left_out = false;
+        }
+        decision
     }
 
     /// As [`decide`](Self::decide), where instances will have `coming` of the prompt when their queues have
@@ -173,7 +195,7 @@ impl Scheduler {
             }
         };
         cluster.refusing_tbt = false;
-        let ttft = cluster.ttft(now, &plan, &chosen);
+        let ttft = cluster.ttft(now, ask, &plan, &chosen);
         let ttft_max = cluster.threshold(limit(ask.slo.ttft), cluster.refusing_ttft);
         if admission && ttft > ttft_max {
             cluster.refusing_ttft = true;
@@ -207,9 +229,14 @@ impl Cluster {
         }
     }
 
-    fn ttft(&self, now: Instant, plan: &Plan, chosen: &Chosen) -> u64 {
+    fn ttft(&self, now: Instant, ask: &Ask<'_>, plan: &Plan, chosen: &Chosen) -> u64 {
         if self.config.first_token_after_transfer && chosen.ship > 0 {
             return chosen.arrived.saturating_sub(now.as_nanos());
+        }
+        if self.config.reports_of_proxy && chosen.slot != plan.candidate.slot {
+            let kind = usize::from(self.instance(chosen.slot).spec.kind.0);
+            let seconds = self.kinds[kind].handover.predict(&[1.0, f64::from(ask.tokens)]);
+            return plan.estimate.total.saturating_add(crate::cost::nanos(seconds));
         }
         plan.estimate.total
     }
@@ -222,7 +249,7 @@ impl Cluster {
         let work = PrefillWork::of(ask.tokens, reused);
         let blocks = plan.estimate.blocks;
         let (prefill_ns, occupancy_ns) = (plan.estimate.prefill, plan.candidate.prefill.occupancy(blocks));
-        let ttft = self.ttft(now, plan, chosen);
+        let ttft = self.ttft(now, ask, plan, chosen);
         let fetch = plan
             .from
             .map(|holder| self.book_transfer(holder.slot, prefill, plan.fetch_earliest, plan.fetch_span));
@@ -239,7 +266,7 @@ impl Cluster {
         let counted = decode.projection.add(chosen.load, arrived, finish);
         let uncached = ask.tokens - reused;
         let r = self.book.get_mut(slot);
-        r.stage = Stage::Queued;
+        (r.stage, r.prefilled) = (Stage::Queued, None);
         (r.model, r.tokens, r.output_expected, r.placed) = (ask.model, ask.tokens, output_expected, now);
         (r.prefill, r.decode, r.ttft_predicted, r.step_ns) = (prefill, chosen.slot, ttft, chosen.step);
         (r.work, r.prefill_ns, r.occupancy_ns, r.uncached) = (work, prefill_ns, occupancy_ns, uncached);
@@ -370,7 +397,8 @@ impl Scratch {
         let nanos = now.as_nanos();
         // A policy that does not know what is booked takes the holder that comes first.
         let blind = cluster.config.policy == PolicyKind::CostBlind;
-        for (slot, found) in self.matches.iter().enumerate() {
+        let holders = if cluster.config.fetches { &self.matches[..] } else { &[] };
+        for (slot, found) in holders.iter().enumerate() {
             if found.disk == 0 {
                 continue;
             }

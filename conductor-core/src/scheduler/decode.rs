@@ -122,7 +122,8 @@ impl Cluster {
             return slot == prefill;
         }
         let instance = self.instance(slot);
-        instance.state == State::Up && instance.spec.role == Role::Decode && instance.spec.model == model
+        let is_up = instance.state == State::Up && !instance.left_out;
+        is_up && instance.spec.role == Role::Decode && instance.spec.model == model
     }
 
     /// What decoding on `slot` means, and by how much its step grows.

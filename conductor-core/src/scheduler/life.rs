@@ -150,6 +150,27 @@ impl Scheduler {
         expired
     }
 
+    /// A decode step on an instance took this long, on average, as a client saw it. `false`: unknown instance,
+    /// or one without requests.
+    pub fn step_seen(&mut self, now: Instant, id: InstanceId, step: Duration) -> bool {
+        let Some(slot) = self.cluster.slot(id) else { return false };
+        let cluster = &mut self.cluster;
+        let instance = cluster.instance_mut(slot);
+        instance.projection.advance(now);
+        let load = instance.projection.at(now);
+        let sequences = load.sequences.saturating_add(instance.foreign.sequences);
+        let context = load.context.saturating_add(instance.foreign.context);
+        let (Ok(sequences), Ok(context)) = (u32::try_from(sequences), u64::try_from(context)) else {
+            return false;
+        };
+        let kind = usize::from(instance.spec.kind.0);
+        let kind = &mut cluster.kinds[kind];
+        let Some(fit) = kind.step.as_mut().filter(|_| sequences > 0) else { return false };
+        let used = fit.observe(sequences, context, step);
+        kind.model.decode = fit.cost();
+        used
+    }
+
     /// What an engine says about itself. `false`: unknown instance.
     pub fn load_report(&mut self, now: Instant, id: InstanceId, report: &LoadReport) -> bool {
         let Some(slot) = self.cluster.slot(id) else { return false };
@@ -261,6 +282,8 @@ impl Cluster {
         self.leave_queue(slot, now.as_nanos());
         self.book.get_mut(slot).stage = Stage::Prefilled;
         self.instance_mut(prefill).window.done(&work);
+        self.book.get_mut(slot).prefilled = Some(now);
+        let started = started.or_else(|| self.begun(slot, prefill, now));
         if self.book.get(slot).ship.is_none() {
             self.leave_prefill(slot);
         }
@@ -272,6 +295,29 @@ impl Cluster {
         if let (Some(fit), true) = (&mut kind.prefill, alone) {
             fit.observe(&work, now - started);
             kind.model.prefill = fit.cost();
+        }
+    }
+
+    /// When the prefill of `slot`, which ends now, began, as far as a proxy can tell: an engine runs one at a
+    /// time, in the order in which they came.
+    fn begun(&mut self, slot: u32, prefill: u32, now: Instant) -> Option<Instant> {
+        if !self.config.reports_of_proxy {
+            return None;
+        }
+        let ready = Instant::from_nanos(self.book.get(slot).ready);
+        let before = self.instance_mut(prefill).prefilled_at.replace(now);
+        Some(before.map_or(ready, |before| before.max(ready)))
+    }
+
+    /// The first token of `slot`, which another instance than that of its prefill gives, came now.
+    fn handed_over(&mut self, slot: u32, now: Instant) {
+        let r = self.book.get(slot);
+        let (decode, tokens, prefilled) = (r.decode, r.tokens, r.prefilled);
+        let Some(prefilled) = prefilled.filter(|&prefilled| prefilled < now) else { return };
+        if self.config.reports_of_proxy && decode != NONE && r.prefill != decode {
+            let kind = usize::from(self.instance(decode).spec.kind.0);
+            let seconds = (now - prefilled).as_secs_f64();
+            self.kinds[kind].handover.observe(&[1.0, f64::from(tokens)], seconds);
         }
     }
 
@@ -308,6 +354,7 @@ impl Cluster {
         if matches!(self.book.get(slot).stage, Stage::Decoding | Stage::Orphan) {
             return;
         }
+        self.handed_over(slot, now);
         self.transfer_done(now, slot);
         let r = self.book.get_mut(slot);
         r.stage = Stage::Decoding;

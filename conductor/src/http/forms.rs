@@ -112,6 +112,7 @@ pub(crate) struct RegisterForm {
     pub(crate) http: Option<String>,
     pub(crate) role: Option<Role>,
     pub(crate) bootstrap_port: Option<u16>,
+    pub(crate) class: Option<String>,
 }
 
 impl RegisterForm {
@@ -144,6 +145,7 @@ impl RegisterForm {
             dp_ranks: self.dp_ranks.unwrap_or(if asks && self.endpoint.is_none() { 0 } else { 1 }),
             role: self.role.unwrap_or_default(),
             http,
+            class: self.class.clone().unwrap_or_default(),
             bootstrap_port: self.bootstrap_port.unwrap_or(default.bootstrap_port),
         })
     }

@@ -56,10 +56,12 @@ pub(super) async fn schedule(State(app): State<App>, body: Body) -> Result<Respo
     let prompt = prompt(&app, &body).await;
     let prompt = app.counted(prompt)?;
     let mut matches = Matches::default();
-    let keys = find(&app, &prompt, true, &mut matches);
+    let mut coming = Matches::default();
+    let keys = find(&app, &prompt, false, &mut matches);
+    app.shared.knowledge.read().query(prompt.context, &keys, true, &mut coming);
     app.shared.hot().asked(app.shared.now(), &prompt.about.model, prompt.block_tokens, &keys, &matches);
-    let decision = decide(&app, &prompt, &matches, &keys)?;
-    let rank = |id| matches.instances.iter().find(|it| it.instance == id).map_or(0, |it| it.dp_rank);
+    let decision = decide(&app, &prompt, (&matches, &coming), &keys)?;
+    let rank = |id| coming.instances.iter().find(|it| it.instance == id).map_or(0, |it| it.dp_rank);
     let directory = app.shared.directory();
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(prompt.block_tokens);
     let placed = Placed {
@@ -76,7 +78,12 @@ pub(super) async fn schedule(State(app): State<App>, body: Body) -> Result<Respo
 }
 
 /// Decides, and assumes that the chosen instance will have the prompt's blocks.
-fn decide(app: &App, prompt: &Prompt, matches: &Matches, keys: &[BlockKey]) -> Result<Decision, Refused> {
+fn decide(
+    app: &App,
+    prompt: &Prompt,
+    (matches, coming): (&Matches, &Matches),
+    keys: &[BlockKey],
+) -> Result<Decision, Refused> {
     let config = &app.shared.config.schedule;
     let limit = |asked: Option<u32>, default: u32| match asked.unwrap_or(default) {
         0 => Duration::MAX,
@@ -96,7 +103,7 @@ fn decide(app: &App, prompt: &Prompt, matches: &Matches, keys: &[BlockKey]) -> R
     };
     let decision = app
         .shared
-        .place_request(prompt.context, &request, matches, keys)
+        .place_request(prompt.context, &request, (matches, coming), keys, None)
         .map_err(|refusal| refused(&refusal))?;
     Ok(decision)
 }
@@ -188,7 +195,7 @@ pub(super) async fn output_block(
     };
     let now = app.shared.now();
     let mut schedule = app.shared.schedule();
-    let output = schedule.more_output(id, form.tokens.unwrap_or(BLOCK_TOKENS));
+    let output = schedule.more_output(now, id, form.tokens.unwrap_or(BLOCK_TOKENS));
     stale(schedule.scheduler.output_tokens(now, id, output))
 }
 

@@ -1,10 +1,11 @@
 //! One publisher as the event thread has it: its sockets, its stream, and when it is connected to again.
 
 use std::net::SocketAddr;
+use std::sync::RwLockWriteGuard;
 use std::time::Duration;
 
 use conductor_core::events::{Dialect, decode_load};
-use conductor_core::knowledge::PublisherId;
+use conductor_core::knowledge::{Knowledge, PublisherId};
 use conductor_core::stream::{self, FenceReason, Position, Sink, Stream};
 use conductor_core::zmtp::{Event, Message};
 use mio::net::TcpListener;
@@ -118,7 +119,7 @@ impl Publisher {
         let Self { events: Some(peer), stream, totals, what, ask_from, backoff, .. } = self else {
             return Turn::Done;
         };
-        let mut sink = Applier { shared, what, totals, ask: None };
+        let mut sink = Applier { shared, what, totals, ask: None, turn: None };
         let turn = peer.pump(now, READS_PER_TURN, |event| {
             match event {
                 Event::Ready { .. } => {
@@ -135,6 +136,7 @@ impl Publisher {
             }
             None
         });
+        sink.turn = None;
         *ask_from = sink.ask.take().or(*ask_from);
         if let Turn::Lost(why) = &turn {
             info!(publisher = what.name, why, "the connection to a publisher is lost");
@@ -147,7 +149,7 @@ impl Publisher {
         let Self { replay: Some(replay), stream, totals, what, ask_from, .. } = self else {
             return Turn::Done;
         };
-        let mut sink = Applier { shared, what, totals, ask: None };
+        let mut sink = Applier { shared, what, totals, ask: None, turn: None };
         let mut ended = false;
         let turn = replay.peer.pump(now, READS_PER_TURN, |event| {
             match event {
@@ -172,7 +174,7 @@ impl Publisher {
     /// Calls the stream with a sink, and remembers the replay that it asks for.
     pub(super) fn with_stream(&mut self, shared: &Shared, call: impl FnOnce(&mut Stream, &mut Applier<'_>)) {
         let Self { stream, totals, what, ask_from, .. } = self;
-        let mut sink = Applier { shared, what, totals, ask: None };
+        let mut sink = Applier { shared, what, totals, ask: None, turn: None };
         call(stream, &mut sink);
         *ask_from = sink.ask.take().or(*ask_from);
     }
@@ -213,11 +215,14 @@ pub(super) struct Applier<'a> {
     totals: &'a mut Totals,
     /// The replay that was asked for last.
     ask: Option<u64>,
+    /// The turn to write, over several messages until a reader waits.
+    turn: Option<RwLockWriteGuard<'a, Knowledge>>,
 }
 
 impl Applier<'_> {
     /// A report of load, which SGLang publishes beside its events.
     fn load(&mut self, message: &Message<'_>) {
+        self.turn = None;
         let stat = message.part(2).and_then(|payload| decode_load(payload).ok());
         match stat {
             Some(stat) => {
@@ -232,15 +237,21 @@ impl Applier<'_> {
 impl Sink for Applier<'_> {
     fn apply(&mut self, _seq: u64, payload: &[u8]) -> bool {
         self.totals.bytes += payload.len() as u64;
-        self.shared.knowledge.write().apply(self.what.id, payload)
+        let shared = self.shared;
+        if shared.knowledge.is_wanted() {
+            self.turn = None;
+        }
+        self.turn.get_or_insert_with(|| shared.knowledge.write()).apply(self.what.id, payload)
     }
 
     fn fence(&mut self, reason: FenceReason) {
         info!(publisher = self.what.name, %reason, "what a publisher said is forgotten");
+        self.turn = None;
         self.shared.knowledge.write().fence(self.what.id, reason);
     }
 
     fn serve(&mut self, served: bool) {
+        self.turn = None;
         self.shared.knowledge.write().serve(self.what.id, served);
         self.shared.serve(self.what.id, served);
     }

@@ -41,9 +41,12 @@ pub use counters::{Counters, Figures};
 pub use listener::{Asked, ConnectionLimits, serve};
 pub use place::{Ask, Engine, Handover, Place, Placed, Progress, Refused, Reservation};
 use relay::Relay;
-use request::Fields;
+pub(crate) use request::Fields;
 pub use server::ProxyServer;
-use session::{Failed, Session, Stop, Wanted};
+use session::Failed;
+#[cfg(feature = "gateway")]
+pub(crate) use session::Reserved;
+pub(crate) use session::{Session, Stop, Wanted};
 use tokenizer::Tokenizer;
 
 /// Limits of a proxy.
@@ -124,14 +127,14 @@ impl<P: Place> Core<P> {
 }
 
 /// Headers that are passed on to engines.
-const PASSED: [HeaderName; 4] = [
+pub(crate) const PASSED: [HeaderName; 4] = [
     HeaderName::from_static("x-request-id"),
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
     header::AUTHORIZATION,
 ];
 /// The tenant of a request. A gateway in front of the proxy sets it.
-const TENANT: HeaderName = HeaderName::from_static("x-tenant-id");
+pub(crate) const TENANT: HeaderName = HeaderName::from_static("x-tenant-id");
 
 impl<P: Place> Proxy<P> {
     /// A proxy that asks `place` where requests go.
@@ -146,6 +149,12 @@ impl<P: Place> Proxy<P> {
             next: AtomicU64::new(0),
             limits,
         }))
+    }
+
+    /// What requests share.
+    #[cfg(feature = "gateway")]
+    pub(crate) fn core(&self) -> &Arc<Core<P>> {
+        &self.0
     }
 
     /// What it has done so far.
@@ -213,24 +222,11 @@ impl<P: Place> Proxy<P> {
         let tenant = request.headers().get(&TENANT).and_then(|tenant| tenant.to_str().ok());
         let tenant = tenant.unwrap_or_default().to_owned();
         let body = self.body(request).await?;
-        // The client's time to send the body is not the proxy's.
-        let received = Instant::now();
         let bad = |message| Stop::own(StatusCode::BAD_REQUEST, message);
         let fields = Fields::parse(body).map_err(bad)?;
         let wanted = Wanted::parse(&fields, is_chat).map_err(bad)?;
-        let mut session = Session {
-            core: Arc::clone(core),
-            fields,
-            wanted,
-            tokens: None,
-            headers,
-            tenant,
-            began,
-            received,
-            avoid: Vec::new(),
-            attempts: 0,
-            with_engines: Duration::ZERO,
-        };
+        // The client's time to send the body is not the proxy's.
+        let mut session = Session::new(core, (fields, wanted), headers, tenant, began);
         session.tokenize().await?;
         let asked = session::Asked { path: session.wanted.path(), changes: Vec::new() };
         if !session.wanted.stream {
@@ -334,6 +330,21 @@ fn with_type(mut response: Response<Answer>, kind: HeaderValue) -> Response<Answ
     response
 }
 
+/// The body of an error, as OpenAI's interface has it.
+pub(crate) fn explained(status: StatusCode, message: &str) -> String {
+    let kind = match status {
+        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+        status if status.is_client_error() => "invalid_request_error",
+        _ => "server_error",
+    };
+    json!({"error": {"message": message, "type": kind, "code": status.as_u16()}}).to_string()
+}
+
+/// The value of `Retry-After`, whole seconds, at least 1.
+pub(crate) fn retry_after_s(after: Duration) -> u64 {
+    (after.as_secs() + u64::from(after.subsec_nanos() > 0)).max(1)
+}
+
 /// The answer of a request that ended before its stream began.
 fn stopped(stop: Stop) -> Response<Answer> {
     let (status, message, retry_after) = match stop {
@@ -344,17 +355,10 @@ fn stopped(stop: Stop) -> Response<Answer> {
             return with_type(response, content_type.unwrap_or(HeaderValue::from_static(JSON)));
         }
     };
-    let kind = match status {
-        StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
-        status if status.is_client_error() => "invalid_request_error",
-        _ => "server_error",
-    };
-    let error = json!({"error": {"message": message, "type": kind, "code": status.as_u16()}});
-    let mut response = Response::new(Answer::whole(error.to_string()));
+    let mut response = Response::new(Answer::whole(explained(status, &message)));
     *response.status_mut() = status;
     if let Some(after) = retry_after {
-        let seconds = after.as_secs() + u64::from(after.subsec_nanos() > 0);
-        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds.max(1)));
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s(after)));
     }
     // A body that was not read to its end would be taken for the next request.
     if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {

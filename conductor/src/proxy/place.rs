@@ -50,6 +50,9 @@ pub struct Ask<'a> {
     pub waited: Duration,
     /// Engines that failed this request before.
     pub avoid: &'a [InstanceId],
+    /// Addresses (`HOST:PORT`) of the engines that may get the request; `None`: all. An engine that only
+    /// prefills does not get it.
+    pub among: Option<&'a [String]>,
 }
 
 /// Where a request goes.

@@ -144,6 +144,10 @@ pub(crate) struct Reserved<P: Place> {
 }
 
 impl<P: Place> Reserved<P> {
+    fn new(place: &Arc<P>, reservation: Reservation) -> Self {
+        Self { place: Arc::clone(place), reservation, ending: Progress::Failed }
+    }
+
     pub(crate) fn report(&self, progress: Progress) {
         self.place.report(self.reservation, progress);
     }
@@ -218,6 +222,29 @@ pub(crate) struct Asked<'a> {
 }
 
 impl<P: Place> Session<P> {
+    /// A request that began then and has just arrived.
+    pub(crate) fn new(
+        core: &Arc<Core<P>>,
+        (fields, wanted): (Fields, Wanted),
+        headers: HeaderMap,
+        tenant: String,
+        began: Instant,
+    ) -> Self {
+        Self {
+            core: Arc::clone(core),
+            fields,
+            wanted,
+            tokens: None,
+            headers,
+            tenant,
+            began,
+            received: Instant::now(),
+            avoid: Vec::new(),
+            attempts: 0,
+            with_engines: Duration::ZERO,
+        }
+    }
+
     /// Finds the prompt's tokens.
     pub(crate) async fn tokenize(&mut self) -> Result<(), Stop> {
         let bad = |message: String| Stop::own(StatusCode::BAD_REQUEST, message);
@@ -279,22 +306,7 @@ impl<P: Place> Session<P> {
         tokens: &[u32],
     ) -> Result<Result<Attempt<P>, Failed>, Stop> {
         self.attempts += 1;
-        let ask = Ask {
-            tenant: &self.tenant,
-            model: &self.wanted.model,
-            lora: "",
-            salt: &self.wanted.salt,
-            tokens,
-            output_tokens_max: self.wanted.output_tokens_max,
-            waited: self.began.elapsed(),
-            avoid: &self.avoid,
-        };
-        let placed = self.core.place.decide(&ask).map_err(|refused| self.refusal(refused))?;
-        let reserved = Reserved {
-            place: Arc::clone(&self.core.place),
-            reservation: placed.reservation,
-            ending: Progress::Failed,
-        };
+        let (placed, reserved) = self.decide(tokens, None)?;
         let decided = Instant::now();
         let answered = match (&placed.prefill.handover, placed.prefill.instance == placed.decode.instance) {
             (_, true) => self.send(&placed.decode, asked, &[]).await.map(|exchange| (exchange, None)),
@@ -324,6 +336,30 @@ impl<P: Place> Session<P> {
         // The request itself is wrong, which no other engine will see otherwise.
         reserved.done();
         Err(answer)
+    }
+
+    /// Chooses engines, and reserves room on them. `among`: addresses of the engines that may get the
+    /// request.
+    pub(crate) fn decide(
+        &self,
+        tokens: &[u32],
+        among: Option<&[String]>,
+    ) -> Result<(Placed, Reserved<P>), Stop> {
+        let ask = Ask {
+            tenant: &self.tenant,
+            model: &self.wanted.model,
+            lora: "",
+            salt: &self.wanted.salt,
+            tokens,
+            output_tokens_max: self.wanted.output_tokens_max,
+            waited: self.began.elapsed(),
+            avoid: &self.avoid,
+            among,
+        };
+        let place = &self.core.place;
+        let placed = place.decide(&ask).map_err(|refused| self.refusal(refused))?;
+        let reserved = Reserved::new(place, placed.reservation);
+        Ok((placed, reserved))
     }
 
     fn refusal(&self, refused: Refused) -> Stop {

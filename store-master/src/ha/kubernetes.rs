@@ -11,19 +11,14 @@
 //! server compares. Times in a Lease say nothing here: they are of clocks that are not compared.
 //! <https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>
 
-use std::fs;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use store_core::ha::{Record, Told, Versioned};
-use ureq::Agent;
-use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::arbiter::{Address, Arbiter, ArbiterError, BYTES_MAX, MEMBERS_MAX, Stored, endpoint_of};
+use crate::kubernetes::{ApiServer, Patience, is_name, refusal};
 
-/// Where a pod finds its token, and the certificate of the API server.
-const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const RECORD: &str = "snowskin.dev/record";
 const ADDRESS: &str = "snowskin.dev/address";
 /// The label of the Leases of members: the name of the Lease with the record.
@@ -40,10 +35,7 @@ pub(super) const NEED: &str = "must be k8s://NAMESPACE[/LEASE] in a pod, or k8s+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct KubernetesArbiter {
-    agent: Agent,
-    server: String,
-    /// It is replaced now and then, so it is read for each request.
-    token: Option<PathBuf>,
+    api: ApiServer,
     namespace: String,
     lease: String,
 }
@@ -55,106 +47,38 @@ impl KubernetesArbiter {
     pub(crate) fn open(text: &str, cluster: &str) -> Option<Result<Self, String>> {
         if let Some(rest) = text.strip_prefix("k8s+http://") {
             let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
-            return Some(Self::at(format!("http://{host}"), None, path, cluster, TlsConfig::default()));
+            return Some(Self::at(ApiServer::at(format!("http://{host}")), path, cluster));
         }
         let path = text.strip_prefix("k8s://")?;
-        Some(Self::in_pod(path, cluster))
+        Some(ApiServer::of_pod().and_then(|api| Self::at(api, path, cluster)))
     }
 
-    fn in_pod(path: &str, cluster: &str) -> Result<Self, String> {
-        let variable = |name: &str| {
-            std::env::var(name).map_err(|_| {
-                format!(
-                    "{name} is not set: k8s:// is for masters in a pod, and k8s+http:// for `kubectl proxy`"
-                )
-            })
-        };
-        let (host, port) = (
-            variable("KUBERNETES_SERVICE_HOST")?,
-            variable("KUBERNETES_SERVICE_PORT").unwrap_or("443".into()),
-        );
-        // An IPv6 address needs brackets.
-        let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let path_of = |name: &str| Path::new(ACCOUNT).join(name);
-        let authority = path_of("ca.crt");
-        let pem = fs::read(&authority).map_err(|error| format!("{}: {error}", authority.display()))?;
-        let roots: Vec<Certificate<'static>> = parse_pem(&pem)
-            .filter_map(|item| match item {
-                Ok(PemItem::Certificate(certificate)) => Some(certificate),
-                _ => None,
-            })
-            .collect();
-        if roots.is_empty() {
-            return Err(format!("{} has no certificate", authority.display()));
-        }
-        let tls = TlsConfig::builder().root_certs(RootCerts::new_with_certs(&roots)).build();
-        Self::at(format!("https://{host}:{port}"), Some(path_of("token")), path, cluster, tls)
-    }
-
-    fn at(
-        server: String,
-        token: Option<PathBuf>,
-        path: &str,
-        cluster: &str,
-        tls: TlsConfig,
-    ) -> Result<Self, String> {
+    fn at(api: ApiServer, path: &str, cluster: &str) -> Result<Self, String> {
         let (namespace, lease) = match path.trim_end_matches('/').split_once('/') {
             Some((namespace, lease)) => (namespace, lease.to_owned()),
             None => (path, format!("snowskin-{cluster}")),
         };
-        // A DNS label (RFC 1123 §2.1), as names of namespaces must be.
-        let is_name = |text: &str, most: usize| {
-            let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-            (1..=most).contains(&text.len())
-                && text.bytes().all(inner)
-                && !text.starts_with('-')
-                && !text.ends_with('-')
-        };
         if !is_name(namespace, 63) || !is_name(&lease, NAME_BYTES_MAX) {
             return Err(format!("{namespace}/{lease}: {NEED}"));
         }
-        let config = Agent::config_builder()
-            .tls_config(tls)
-            .proxy(None)
-            .http_status_as_error(false)
-            .timeout_global(Some(Self::TIMEOUT))
-            .max_redirects(0)
-            .user_agent("snowskin");
-        Ok(Self { agent: config.build().new_agent(), server, token, namespace: namespace.into(), lease })
+        Ok(Self { api, namespace: namespace.into(), lease })
     }
 
     fn leases(&self) -> String {
-        format!("{}/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.server, self.namespace)
+        format!("{}/apis/coordination.k8s.io/v1/namespaces/{}/leases", self.api.address(), self.namespace)
     }
 
     /// Sends a request; returns the status and the object in the answer.
     fn send(&self, method: &str, url: &str, body: Option<&Value>) -> Result<(u16, Value), ArbiterError> {
         let failed = |why: String| ArbiterError(format!("{method} {url}: {why}"));
-        let mut request = ureq::http::Request::builder().method(method).uri(url);
-        if let Some(path) = &self.token {
-            let token =
-                fs::read_to_string(path).map_err(|error| failed(format!("{}: {error}", path.display())))?;
-            request = request.header("authorization", format!("Bearer {}", token.trim()));
-        }
         let body = body.map(Value::to_string).unwrap_or_default();
-        let request = request.header("accept", "application/json").header("content-type", "application/json");
-        let request = request.body(body).map_err(|error| failed(error.to_string()))?;
-        let mut response = self.agent.run(request).map_err(|error| failed(error.to_string()))?;
+        let sent = self.api.send(method, url, body, Patience::Whole(Self::TIMEOUT));
+        let mut response = sent.map_err(failed)?;
         let status = response.status().as_u16();
         let bytes = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
         let bytes = bytes.map_err(|error| failed(error.to_string()))?;
-        match status {
-            200 | 201 | 404 | 409 => {}
-            _ => {
-                // An answer that refuses is a `Status`, whose message says why.
-                let said = serde_json::from_slice::<Value>(&bytes).unwrap_or_default();
-                let why: String = said["message"].as_str().unwrap_or("no reason").chars().take(200).collect();
-                let hint = match status {
-                    401 | 403 => ": give the service account get, list, create and update of leases",
-                    _ => "",
-                };
-                return Err(failed(format!("status {status}: {why}{hint}")));
-            }
+        if !matches!(status, 200 | 201 | 404 | 409) {
+            return Err(failed(refusal(status, &bytes, "get, list, create and update of leases")));
         }
         let object = serde_json::from_slice(&bytes).map_err(|error| failed(format!("not JSON: {error}")))?;
         Ok((status, object))
@@ -212,7 +136,7 @@ fn text_of(bytes: Vec<u8>) -> Result<String, ArbiterError> {
 
 impl Arbiter for KubernetesArbiter {
     fn name(&self) -> String {
-        format!("the Lease {}/{} at {}", self.namespace, self.lease, self.server)
+        format!("the Lease {}/{} at {}", self.namespace, self.lease, self.api.address())
     }
 
     fn read(&mut self) -> Result<Versioned, ArbiterError> {
@@ -268,6 +192,7 @@ impl Arbiter for KubernetesArbiter {
 #[allow(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::collections::BTreeMap;
+    use std::fs;
     use std::io::{BufRead as _, BufReader, Read as _, Write as _};
     use std::net::{SocketAddr, TcpListener, TcpStream};
     use std::sync::{Arc, Mutex};
@@ -457,7 +382,7 @@ mod tests {
         let mut arbiter = open(addr);
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("token");
-        arbiter.token = Some(path.clone());
+        arbiter.api.token = Some(path.clone());
         assert!(arbiter.read().unwrap_err().to_string().contains("token"), "there is no file");
         for token in ["one", "two"] {
             server.leases.lock().unwrap().token = Some(format!("Bearer {token}"));

@@ -1,0 +1,340 @@
+//! [`GatewayServer`]: gRPC on a thread of its own.
+
+use std::fmt;
+use std::future::{Ready, ready};
+use std::io;
+use std::marker::PhantomData;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::timeout;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::server::{Grpc, StreamingService, UnaryService};
+use tonic::{Status, Streaming};
+
+use super::picker::{BYTES_PER_PERMIT, Bounds, Flow, Picker};
+use super::proto::{self, HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse};
+use crate::proxy::{Limits, Place, Proxy};
+use crate::service::StartError;
+use crate::shared::Shared;
+
+/// The methods that are served.
+pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
+pub(crate) const CHECK: &str = "/grpc.health.v1.Health/Check";
+/// What health checks ask about: everything, readiness, and the names of the service in charts of the
+/// extension.
+const READINESS: [&str; 4] =
+    ["", "readiness", "inference-extension", "envoy.service.ext_proc.v3.ExternalProcessor"];
+
+/// Most connections; gateways use few, with many streams.
+const CONNECTIONS_MAX: usize = 1_024;
+/// Longest wait for the first byte of a connection.
+const FIRST_BYTE_TIME_MAX: Duration = Duration::from_secs(10);
+/// How often a connection is asked whether it lives, and how long the answer may take.
+const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
+/// Longest time in which a gateway takes an answer.
+const SEND_TIME_MAX: Duration = Duration::from_secs(30);
+/// Answers that wait for the gateway to take them, per request.
+const ANSWERS_MAX: usize = 16;
+/// Bytes of a message besides a body: headers and metadata.
+const HEAD_BYTES_MAX: usize = 1 << 20;
+/// Longest headers of a call, bytes.
+const HEADER_LIST_BYTES_MAX: u32 = 16 << 10;
+/// Pause after a connection could not be accepted, for example because no file descriptor is left.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+/// A running server. Dropping it stops it.
+#[derive(Debug)]
+pub(crate) struct GatewayServer {
+    addr: SocketAddr,
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl GatewayServer {
+    /// Starts what the settings ask for.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the system refuses a thread.
+    pub(crate) fn start(shared: &Arc<Shared>) -> Result<Option<Self>, StartError> {
+        let config = &shared.config;
+        let Some(addr) = config.gateway.listen else { return Ok(None) };
+        let limits = Limits { body_bytes_max: config.limits.body_bytes_max as usize, ..Limits::default() };
+        let permits = (config.gateway.bodies_mib_max as usize) << 20;
+        let bounds = Bounds {
+            body_time_max: Duration::from_millis(config.gateway.body_ms_max.into()),
+            silence_max: Duration::from_millis(config.schedule.reservation_ms_max.into()),
+            bodies: Arc::new(Semaphore::new((permits / BYTES_PER_PERMIT).min(Semaphore::MAX_PERMITS))),
+        };
+        let gateway = Gateway::new(Arc::clone(shared), limits, bounds, config.gateway.streams_max);
+        Self::serve(addr, gateway).map(Some).map_err(|error| StartError::Listen(addr, error))
+    }
+
+    /// Listens and serves; with port 0 the system chooses a port.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the system refuses a thread.
+    pub(super) fn serve<P: Place>(addr: SocketAddr, gateway: Gateway<P>) -> io::Result<Self> {
+        let listener = std::net::TcpListener::bind(addr)?;
+        listener.set_nonblocking(true)?;
+        let addr = listener.local_addr()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (stop, mut stopped) = watch::channel(false);
+        let work = move || {
+            runtime.block_on(async {
+                let Ok(listener) = TcpListener::from_std(listener) else { return };
+                tokio::select! {
+                    _ = stopped.wait_for(|stop| *stop) => {}
+                    () = accept(listener, gateway) => {}
+                }
+            });
+            // Requests under way are at the gateway and the engines, and go on.
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("snowskin-gateway".into()).spawn(work)?;
+        Ok(Self { addr, stop, thread: Some(thread) })
+    }
+
+    /// The address at which it listens.
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+}
+
+impl Drop for GatewayServer {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the gateway's thread panicked");
+        }
+    }
+}
+
+/// What its connections share.
+pub(super) struct Gateway<P: Place> {
+    proxy: Proxy<P>,
+    place: Arc<P>,
+    bounds: Bounds,
+    streams: Arc<Semaphore>,
+    streams_max: u32,
+}
+
+impl<P: Place> Gateway<P> {
+    pub(super) fn new(place: Arc<P>, limits: Limits, bounds: Bounds, streams_max: u32) -> Self {
+        let streams = Arc::new(Semaphore::new(streams_max as usize));
+        Self { proxy: Proxy::new(Arc::clone(&place), limits), place, bounds, streams, streams_max }
+    }
+}
+
+impl<P: Place> Clone for Gateway<P> {
+    fn clone(&self) -> Self {
+        let Self { proxy, place, bounds, streams, streams_max } = self;
+        Self {
+            proxy: proxy.clone(),
+            place: Arc::clone(place),
+            bounds: bounds.clone(),
+            streams: Arc::clone(streams),
+            streams_max: *streams_max,
+        }
+    }
+}
+
+impl<P: Place> fmt::Debug for Gateway<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gateway").field("bounds", &self.bounds).finish_non_exhaustive()
+    }
+}
+
+async fn accept<P: Place>(listener: TcpListener, gateway: Gateway<P>) {
+    let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                tokio::spawn(connection(stream, gateway.clone(), permit));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a gateway's connection cannot be accepted");
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+async fn connection<P: Place>(stream: TcpStream, gateway: Gateway<P>, permit: OwnedSemaphorePermit) {
+    let _ = stream.set_nodelay(true);
+    if !matches!(timeout(FIRST_BYTE_TIME_MAX, stream.readable()).await, Ok(Ok(()))) {
+        return;
+    }
+    let mut http = http2::Builder::new(TokioExecutor::new());
+    http.timer(TokioTimer::new())
+        .max_concurrent_streams(gateway.streams_max)
+        .max_header_list_size(HEADER_LIST_BYTES_MAX)
+        .keep_alive_interval(Some(PING.0))
+        .keep_alive_timeout(PING.1);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let gateway = gateway.clone();
+        async move { Ok::<_, std::convert::Infallible>(gateway.call(request).await) }
+    });
+    if let Err(error) = http.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!(%error, "a gateway's connection is lost");
+    }
+    drop(permit);
+}
+
+impl<P: Place> Gateway<P> {
+    async fn call(&self, request: hyper::Request<Incoming>) -> hyper::Response<tonic::body::Body> {
+        match request.uri().path() {
+            PROCESS => {
+                let bytes_max = self.proxy.core().limits.body_bytes_max.saturating_add(HEAD_BYTES_MAX);
+                let mut grpc = Grpc::new(Prost::default()).max_decoding_message_size(bytes_max);
+                grpc.streaming(Process(self.clone()), request).await
+            }
+            CHECK => {
+                let mut grpc = Grpc::new(Prost::default()).max_decoding_message_size(HEAD_BYTES_MAX);
+                grpc.unary(Check(self.clone()), request).await
+            }
+            path => Status::unimplemented(format!("there is no method {path}")).into_http(),
+        }
+    }
+}
+
+struct Process<P: Place>(Gateway<P>);
+
+impl<P: Place> StreamingService<ProcessingRequest> for Process<P> {
+    type Response = ProcessingResponse;
+    type ResponseStream = ReceiverStream<Result<ProcessingResponse, Status>>;
+    type Future = Ready<Result<tonic::Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Streaming<ProcessingRequest>>) -> Self::Future {
+        let Self(gateway) = self;
+        let Ok(permit) = Arc::clone(&gateway.streams).try_acquire_owned() else {
+            let message = format!("{} requests are under way already", gateway.streams_max);
+            return ready(Err(Status::resource_exhausted(message)));
+        };
+        let (send, receive) = mpsc::channel(ANSWERS_MAX);
+        let picker = Picker::new(Arc::clone(gateway.proxy.core()), gateway.bounds.clone());
+        tokio::spawn(async move {
+            let gone = send.clone();
+            tokio::select! {
+                () = gone.closed() => {}
+                () = process(picker, request.into_inner(), send) => {}
+            }
+            drop(permit);
+        });
+        ready(Ok(tonic::Response::new(ReceiverStream::new(receive))))
+    }
+}
+
+/// One stream, to its end. What was reserved ends with `picker`.
+async fn process<P: Place>(
+    mut picker: Picker<P>,
+    mut messages: Streaming<ProcessingRequest>,
+    send: mpsc::Sender<Result<ProcessingResponse, Status>>,
+) {
+    let mut answers = Vec::new();
+    loop {
+        let ended = match timeout(picker.patience(), messages.message()).await {
+            Ok(Ok(Some(message))) => picker.take(message, &mut answers).await,
+            Ok(Ok(None)) => Ok(Flow::Ends),
+            Ok(Err(status)) => {
+                tracing::debug!(%status, "a gateway's request breaks off");
+                return;
+            }
+            Err(_) => match picker.timed_out() {
+                Some(last) => {
+                    answers.push(last);
+                    Ok(Flow::Ends)
+                }
+                None => Err(Status::deadline_exceeded("the gateway said nothing for too long")),
+            },
+        };
+        let (results, ends) = match ended {
+            Ok(flow) => (answers.drain(..).map(Ok).collect::<Vec<_>>(), flow == Flow::Ends),
+            Err(status) => (vec![Err(status)], true),
+        };
+        for result in results {
+            if !matches!(timeout(SEND_TIME_MAX, send.send(result)).await, Ok(Ok(()))) {
+                return;
+            }
+        }
+        if ends {
+            return;
+        }
+    }
+}
+
+struct Check<P: Place>(Gateway<P>);
+
+impl<P: Place> UnaryService<HealthCheckRequest> for Check<P> {
+    type Response = HealthCheckResponse;
+    type Future = Ready<Result<tonic::Response<HealthCheckResponse>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<HealthCheckRequest>) -> Self::Future {
+        let service = request.into_inner().service;
+        let serves = match service.as_str() {
+            "liveness" => true,
+            service if READINESS.contains(&service) => !self.0.place.models().is_empty(),
+            _ => return ready(Err(Status::not_found("there is no service of this name"))),
+        };
+        let status = if serves { proto::SERVING } else { proto::NOT_SERVING };
+        ready(Ok(tonic::Response::new(HealthCheckResponse { status })))
+    }
+}
+
+/// Messages of `prost` in gRPC: sends `S`, receives `R`.
+pub(super) struct Prost<S, R>(PhantomData<fn() -> (S, R)>);
+
+impl<S, R> Default for Prost<S, R> {
+    fn default() -> Self {
+        Self(PhantomData)
+    }
+}
+
+impl<S, R> Codec for Prost<S, R>
+where
+    S: prost::Message + 'static,
+    R: prost::Message + Default + 'static,
+{
+    type Encode = S;
+    type Decode = R;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self::default()
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self::default()
+    }
+}
+
+impl<S: prost::Message, R> Encoder for Prost<S, R> {
+    type Item = S;
+    type Error = Status;
+
+    fn encode(&mut self, item: S, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        item.encode(to).map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+impl<S, R: prost::Message + Default> Decoder for Prost<S, R> {
+    type Item = R;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<R>, Status> {
+        R::decode(from).map(Some).map_err(|error| Status::invalid_argument(error.to_string()))
+    }
+}
