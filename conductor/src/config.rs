@@ -46,9 +46,9 @@ pub struct Config {
     /// How often the file is written, seconds, at least 1. It is written when the Conductor stops, too.
     /// Default 60.
     pub snapshot_s: u32,
-    /// HTTP address of a second Conductor with the same engines, `host:port`. Digests are compared with it, and
-    /// what differs unchanged in three comparisons is read anew from its engine, here. Empty: this Conductor
-    /// is alone. Default empty.
+    /// HTTP address of a second Conductor with the same engines, `host:port`. Digests are compared with it,
+    /// and what differs unchanged in three comparisons is read anew from its engine, here. Empty: this
+    /// Conductor is alone. Default empty.
     pub peer: String,
     /// How often digests are compared, milliseconds, at least 100. Default 2,000.
     pub peer_ms: u32,
@@ -105,8 +105,8 @@ pub struct EngineConfig {
     /// Where the engine serves HTTP, `HOST:PORT`; empty: unknown, so that no text can be tokenised there and
     /// the proxy does not forward to it.
     pub http: String,
-    /// Engines of the same tenant, model, role and class share what is learnt about how fast they are, such as
-    /// those on one type of GPU. Default empty, a class like others.
+    /// Engines of the same tenant, model, role and class share what is learnt about how fast they are, such
+    /// as those on one type of GPU. Default empty, a class like others.
     pub class: String,
     /// Port of the bootstrap server of a prefill engine of SGLang (`--disaggregation-bootstrap-port`).
     pub bootstrap_port: u16,
@@ -201,9 +201,9 @@ pub struct ScheduleConfig {
     pub tbt_slo_ms: u32,
     /// How long a reservation lives without news, milliseconds, at least 100. Default 600,000.
     pub reservation_ms_max: u32,
-    /// Whether a decision may have an instance fetch a part of a prompt from another one. The client that asks
-    /// for the decision has to see to it; with `proxy_listen` there is none, as engines fetch prefixes from
-    /// stores only. Default true.
+    /// Whether a decision may have an instance fetch a part of a prompt from another one. The client that
+    /// asks for the decision has to see to it; with `proxy_listen` there is none, as engines fetch prefixes
+    /// from stores only. Default true.
     pub fetch: bool,
     /// How long an instance is assumed to have a prompt's blocks after the prompt was placed there, unless
     /// its events say so, milliseconds. Default 30,000.

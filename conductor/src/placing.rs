@@ -20,9 +20,9 @@ pub(crate) struct Request<'a> {
 }
 
 impl Shared {
-    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks. `matches` is
-    /// what instances have now, `coming` what they will have, with what was assumed after former decisions.
-    /// `among`: the instances to which the request may be sent.
+    /// Decides, and assumes from then on that the chosen instances will have the prompt's blocks. `matches`
+    /// is what instances have now, `coming` what they will have, with what was assumed after former
+    /// decisions. `among`: the instances to which the request may be sent.
     ///
     /// # Errors
     /// See [`Refusal`].

@@ -365,6 +365,7 @@ mod tests {
 
     /// 3 prefill and 2 decode engines in simulated time, as a proxy reports them. Returns the median errors
     /// of the times to the first token, of so many requests at a time.
+    // Long because: one loop of a simulation, whose steps share all of its state.
     fn errors(seed: u64, config: &Config, requests: u64) -> Vec<f64> {
         let (mut rng, mut schedule) = (Rng::new(seed), Schedule::new(config));
         let model = schedule.model("default", "m");

@@ -78,9 +78,10 @@ fn what_differs_from_the_other_conductor_is_read_anew_from_its_engine() {
     eventually("the first is subscribed", || publisher.subscribers() == 1);
     publisher.publish(&stored(1, 0, 3)).unwrap();
     eventually("the first has it", || matched(one.addr(), "a", 1, 9) == 3 * BLOCK);
-    let deaf = conductor::EngineConfig { replay_endpoint: String::new(), ..engine("a", &publisher) };
+    let without_replay =
+        conductor::EngineConfig { replay_endpoint: String::new(), ..engine("a", &publisher) };
     let two = start(conductor::Config {
-        engines: vec![deaf],
+        engines: vec![without_replay],
         peer: one.addr().to_string(),
         peer_ms: 100,
         ..config()

@@ -216,8 +216,8 @@ impl PrefillWindow {
     }
 
     /// New counters; `idle` when no prefill that we know of is in progress. Returns work and the time it took
-    /// once they can be paired, and begins anew. Counters that went back (a restart), and tokens that no prefill
-    /// we know of asked for, begin anew without a pair.
+    /// once they can be paired, and begins anew. Counters that went back (a restart), and tokens that no
+    /// prefill we know of asked for, begin anew without a pair.
     pub fn report(&mut self, counters: PrefillCounters, idle: bool) -> Option<(PrefillWork, Duration)> {
         let known = self.known;
         let Some(begin) = self.begin else {

@@ -150,8 +150,8 @@ impl Scheduler {
         expired
     }
 
-    /// A decode step on an instance took this long, on average, as a client saw it. `false`: unknown instance,
-    /// or one without requests.
+    /// A decode step on an instance took this long, on average, as a client saw it. `false`: unknown
+    /// instance, or one without requests.
     pub fn step_seen(&mut self, now: Instant, id: InstanceId, step: Duration) -> bool {
         let Some(slot) = self.cluster.slot(id) else { return false };
         let cluster = &mut self.cluster;

@@ -12,7 +12,7 @@ use super::{ConfigError, wrong};
 #[serde(default, deny_unknown_fields)]
 pub struct GatewayConfig {
     /// Address at which gateways ask for engines (feature `gateway`), for example `0.0.0.0:9002`; none: no
-    /// gateway asks. It has no TLS and authenticates nobody. Default none.
+    /// gateway asks. It has no TLS and authenticates no client. Default none.
     pub listen: Option<SocketAddr>,
     /// Most requests of gateways at a time, 1 to 1,000,000. Default 8,192.
     pub streams_max: u32,

@@ -47,7 +47,7 @@ const NEWS_MAX: usize = 64;
 const AGAIN: Duration = Duration::from_secs(2);
 
 /// The threads. Dropping it stops them. The one that reads ends at the next event of its watch at the latest;
-/// nobody waits for it.
+/// no caller waits for it.
 #[derive(Debug)]
 pub(crate) struct Watcher {
     stop: watch::Sender<bool>,
@@ -310,7 +310,7 @@ impl Reader {
 
     /// One watch, after a list if no version is known. Leaves the version that was reached.
     fn follow(&self, version: &mut Option<String>) -> Result<(), Failure> {
-        // Nobody listens any more: `run` ends.
+        // The receiver is gone: `run` ends.
         let tell = |news| self.send.blocking_send(news).is_ok();
         let from = match version.take() {
             Some(from) => from,
