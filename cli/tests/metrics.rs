@@ -112,7 +112,9 @@ fn the_reference_dashboard_and_alerts_name_the_metrics_that_there_are() {
         "[{name = \"default\", quota_bytes = 1048576, quota_objects = 100, quota_disk_bytes = 1048576}]";
     let journal = tempfile::tempdir().unwrap();
     let journal = journal.path().to_str().unwrap();
-    let cluster = Cluster::start(&["--store-tenants", limits, "--journal", journal]);
+    let published = ["--kv-events-listen", "127.0.0.1:0"];
+    let cluster =
+        Cluster::start(&[&["--store-tenants", limits, "--journal", journal][..], &published].concat());
     let mut said = families(&http(&cluster.master.text("http"), "/metrics").1);
     said.extend(families(&http(&cluster.node.text("http"), "/metrics").1));
     said.extend(families(&cluster.client().metrics_text()));

@@ -117,6 +117,9 @@ fn a_master_serves_metadata_as_well_and_warns_about_what_it_lacks() {
         &format!("--http_metadata_server_port={metadata}"),
         "--default_kv_lease_ttl=500",
         "--enable_kv_events",
+        &format!("--kv_events_bind_endpoint=tcp://127.0.0.1:{}", free_port()),
+        "--kv_events_backend_id=pool",
+        "--enable_cxl",
         "--no_such_flag=7",
     ]);
     command.arg0("mooncake_master");
@@ -132,11 +135,14 @@ fn a_master_serves_metadata_as_well_and_warns_about_what_it_lacks() {
     let settings = http("GET", metrics, "/api/v1/config", "").unwrap().1;
     // The flag names how long an object stays: the time that readers have, and a guard for clocks that drift.
     assert!(settings.contains("\"lease_ttl_ms\":400,\"lease_guard_ms\":100"), "{settings}");
+    assert!(
+        http("GET", metrics, "/metrics", "").unwrap().1.contains("snowskin_master_kv_events_followers 0")
+    );
     assert!(master.is_running());
     let (code, said) = master.end();
     assert_eq!(code, Some(0));
     assert!(said.contains("mooncake_master: warning: --no_such_flag is not a flag"), "{said}");
-    assert!(said.contains("mooncake_master: warning: --enable_kv_events=true has no effect"), "{said}");
+    assert!(said.contains("mooncake_master: warning: --enable_cxl=true has no effect"), "{said}");
 }
 
 #[test]

@@ -11,13 +11,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::mock::{Flavor, MockConfig, MockEngine, MockEngines, Role, Seen, Workload};
 use crate::proxy::Figures;
 use crate::{
     Conductor, ConductorHandle, Config, EngineConfig, EngineKind, PolicyName, ScheduleConfig, StartError,
 };
+
+/// How long the engines' events may take to be heard.
+const START_MAX: Duration = Duration::from_secs(30);
+const START_PAUSE: Duration = Duration::from_millis(1);
 
 /// A cluster to start.
 #[derive(Clone, Debug)]
@@ -41,6 +45,8 @@ pub enum DemoError {
     Conductor(StartError),
     /// A mock engine, the proxy or a thread.
     System(io::Error),
+    /// The engines' events were not heard in time.
+    NotHeard,
 }
 
 impl fmt::Display for DemoError {
@@ -48,6 +54,10 @@ impl fmt::Display for DemoError {
         match self {
             Self::Conductor(error) => error.fmt(f),
             Self::System(error) => write!(f, "the system refused an address or a thread: {error}"),
+            Self::NotHeard => {
+                let s = START_MAX.as_secs();
+                write!(f, "the events of the engines are not heard after {s} s: the machine is too busy")
+            }
         }
     }
 }
@@ -93,6 +103,14 @@ impl Cluster {
         };
         let conductor = Conductor::bind(settings).and_then(Conductor::spawn).map_err(DemoError::Conductor)?;
         let proxy = conductor.proxy_addr().ok_or_else(|| io::Error::other("the proxy did not start"))?;
+        // Requests are placed on engines whose events are heard.
+        let until = Instant::now() + START_MAX;
+        while !conductor.hears_all() {
+            if Instant::now() >= until {
+                return Err(DemoError::NotHeard);
+            }
+            std::thread::sleep(START_PAUSE);
+        }
         Ok(Self { conductor, proxy, engines })
     }
 

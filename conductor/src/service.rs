@@ -236,6 +236,12 @@ impl ConductorHandle {
         Arc::clone(&self.app.shared)
     }
 
+    /// Whether the events of every publisher are heard, so that requests are placed on every engine.
+    #[must_use]
+    pub fn hears_all(&self) -> bool {
+        self.app.shared.directory().publishers.values().all(|publisher| publisher.served)
+    }
+
     /// Whether a thread has ended by itself, after which nothing is right.
     #[must_use]
     pub fn has_ended(&self) -> bool {

@@ -19,8 +19,8 @@ const AFTER_HELP: &str = "Examples:
   snowskin conductor sim --what-if --trace FILE --prefill 6 --nodes 12 --speed 1.5
   snowskin conductor sim --what-if --trace FILE --find-split --tbt-slo-ms 50
 
-Everything is simulated, with the decisions that the Conductor takes in service. docs/conductor-figures.md says
-where the results differ from the paper, and why.";
+Everything is simulated, with the decisions that the Conductor takes in service. \
+docs/conductor-figures.md says where the results differ from the paper, and why.";
 
 /// Where the traces are published.
 const PUBLISHED: &str = "they are in the repository kvcache-ai/Mooncake, directory FAST25-release/traces; \
