@@ -23,7 +23,8 @@ fn a_restart_goes_on_with_the_snapshot_and_what_was_said_meanwhile() {
         "modelname": "m", "instance_id": "a", "block_size": BLOCK_TOKENS,
     });
     assert_eq!(post(addr, "/register", &register).0, 200);
-    eventually("it is subscribed", || publisher.subscribers() == 1);
+    // Before that it asks for the first messages, of which two would be kept.
+    eventually("its stream is live", || get(addr, "/services").1["services"][0]["served"] == true);
     for at in 0..4 {
         publisher.publish(&stored(1, at, at + 1)).unwrap();
     }
