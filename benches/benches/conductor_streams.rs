@@ -33,7 +33,7 @@ fn bytes(blocks_per_message: usize) -> Vec<u8> {
         let hashes: Vec<EngineHash> = (0..blocks_per_message).map(|_| EngineHash(rng.next())).collect();
         let tokens: Vec<u32> =
             (0..blocks_per_message * BLOCK_TOKENS as usize).map(|_| rng.below(150_000) as u32).collect();
-        if message * blocks_per_message % PROMPT_BLOCKS == 0 {
+        if (message * blocks_per_message).is_multiple_of(PROMPT_BLOCKS) {
             parent = None;
         }
         let stored = Event::Stored(Stored {

@@ -1,5 +1,7 @@
 //! `snowskin conductor sim`: figures, other clusters, and what is said when something is missing.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod common;
 
 use std::fmt::Write as _;
