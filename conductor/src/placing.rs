@@ -49,7 +49,9 @@ impl Shared {
         };
         let decision = match among {
             None => schedule.scheduler.decide_with(now, &ask, &coming.instances)?,
-            Some(among) => schedule.scheduler.decide_among(now, &ask, |id| among.contains(&id))?,
+            Some(among) => {
+                schedule.scheduler.decide_among(now, &ask, &coming.instances, |id| among.contains(&id))?
+            }
         };
         schedule.decided(now, &decision);
         drop(schedule);

@@ -87,8 +87,8 @@ impl Scheduler {
         self.decide_with(now, ask, &[])
     }
 
-    /// As [`decide`](Self::decide), where the request may be sent only to instances for which `may` is true:
-    /// those that decode, or do both. Instances that only prefill are not asked about.
+    /// As [`decide_with`](Self::decide_with), where the request may be sent only to instances for which `may`
+    /// is true: those that decode, or do both. Instances that only prefill are not asked about.
     ///
     /// # Errors
     ///
@@ -97,12 +97,13 @@ impl Scheduler {
         &mut self,
         now: Instant,
         ask: &Ask<'_>,
+        coming: &[InstanceMatch],
         may: impl Fn(InstanceId) -> bool,
     ) -> Result<Decision, Refusal> {
         for instance in &mut self.cluster.instances {
             instance.left_out = !may(instance.spec.id);
         }
-        let decision = self.decide(now, ask);
+        let decision = self.decide_with(now, ask, coming);
         for instance in &mut self.cluster.instances {
             instance.left_out = false;
         }

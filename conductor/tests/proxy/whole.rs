@@ -22,7 +22,8 @@ fn demo(flavor: Flavor, policy: PolicyName) -> Demo {
 
 fn workload() -> Workload {
     Workload {
-        conversations: 6,
+        // With a multiple of the prefill engines, turns that are placed in turn return to where they were.
+        conversations: 7,
         system_tokens: 512,
         user_tokens: 128,
         output_tokens: 16,

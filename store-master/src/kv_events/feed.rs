@@ -51,7 +51,7 @@ pub(crate) struct Entry<'a> {
 }
 
 impl Batch {
-    fn push(&mut self, event: KvEvent<'_>) {
+    pub(super) fn push(&mut self, event: KvEvent<'_>) {
         let Ok(key) = str::from_utf8(event.key) else { return };
         self.text.push_str(event.tenant);
         self.text.push_str(key);
@@ -106,6 +106,7 @@ impl Feed {
 
     /// An epoch begins: this master leads from here on.
     pub(crate) fn begin(&mut self, master: &mut Master) {
+        self.give_up_snapshot();
         self.events = Some(KvEvents::new(master));
         self.scan = Scan::Epoch(0);
         self.tell(Told::Begin);
@@ -114,8 +115,16 @@ impl Feed {
     /// This master leads no more.
     pub(crate) fn end(&mut self) {
         if self.events.take().is_some() {
+            self.give_up_snapshot();
             self.scan = Scan::None;
             self.tell(Told::Begin);
+        }
+    }
+
+    /// Those who wait for a snapshot that is being made are told another one.
+    fn give_up_snapshot(&self) {
+        if matches!(self.scan, Scan::Snapshot(_)) {
+            self.shared.snapshot_wanted.store(true, Ordering::Release);
         }
     }
 
@@ -128,10 +137,17 @@ impl Feed {
             }
             return false;
         };
+        if self.shared.queued_bytes.load(Ordering::Acquire) > QUEUED_BYTES_MAX {
+            // The publisher does not keep up: it is told everything anew when it has caught up.
+            if self.scan != Scan::Epoch(0) {
+                self.begin(master);
+            }
+            return false;
+        }
         let mut batch = Batch::default();
         let drained = events.drain(master, |event| batch.push(event));
         self.shared.objects.store(events.len() as u64, Ordering::Relaxed);
-        if drained.is_err() || self.shared.queued_bytes.load(Ordering::Acquire) > QUEUED_BYTES_MAX {
+        if drained.is_err() {
             self.begin(master);
             return true;
         }
@@ -150,7 +166,8 @@ impl Feed {
         let mut batch = Batch::default();
         let next = events.scan(master, cursor, |event| batch.push(event));
         let for_all = matches!(self.scan, Scan::Epoch(_));
-        if !batch.items.is_empty() {
+        // The first page is told in any case: what changes from then on is part of the snapshot.
+        if !batch.items.is_empty() || (!for_all && cursor == 0) {
             self.tell(if for_all { Told::Changes(batch) } else { Told::Page(batch) });
         }
         self.scan = match (next, for_all) {

@@ -77,40 +77,18 @@ struct Thread {
     next: u64,
     kept: VecDeque<(u64, Payload)>,
     kept_bytes: usize,
-    pages: Vec<Payload>,
+    /// The snapshot that is being made, from its first page on.
+    pages: Option<Vec<Payload>>,
 }
 
 impl Publisher {
     /// Listens and starts the thread. `master` wakes the serving thread. `None` without `listen`.
     pub(crate) fn start(config: &KvEventsConfig, master: Arc<Waker>) -> io::Result<Option<(Self, Feed)>> {
         let (Some(listen), Some(replays)) = (config.listen, config.replays()) else { return Ok(None) };
-        let poll = Poll::new()?;
-        let mut listeners = [TcpListener::bind(listen)?, TcpListener::bind(replays)?];
-        let [publishes, routes] = &mut listeners;
-        let (addr, replay_addr) = (publishes.local_addr()?, routes.local_addr()?);
-        poll.registry().register(publishes, PUB, Interest::READABLE)?;
-        poll.registry().register(routes, ROUTER, Interest::READABLE)?;
-        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
         let (to, from) = channel();
-        let (shared, stop) = (Arc::<Shared>::default(), Arc::<AtomicBool>::default());
-        let mut thread = Thread {
-            config: config.clone(),
-            poll,
-            listeners,
-            followers: HashMap::new(),
-            next_token: FOLLOWERS,
-            from,
-            master,
-            shared: Arc::clone(&shared),
-            stop: Arc::clone(&stop),
-            began: Instant::now(),
-            next: 0,
-            kept: VecDeque::new(),
-            kept_bytes: 0,
-            pages: Vec::new(),
-        };
-        // Until this master leads, nothing is found.
-        thread.begin();
+        let (mut thread, waker) = Thread::bind(config.clone(), [listen, replays], from, master)?;
+        let [addr, replay_addr] = [thread.listeners[0].local_addr()?, thread.listeners[1].local_addr()?];
+        let (stop, shared) = (Arc::clone(&thread.stop), Arc::clone(&thread.shared));
         let thread = thread::Builder::new().name("kv-events".into()).spawn(move || thread.run())?;
         let feed = Feed::new(to, Arc::clone(&waker), shared);
         Ok(Some((Self { addr, replay_addr, stop, waker, thread: Some(thread) }, feed)))
@@ -143,6 +121,40 @@ fn wall_ms() -> u64 {
 }
 
 impl Thread {
+    /// Listens for subscribers, and for those who ask again. The waker is of the thread.
+    fn bind(
+        config: KvEventsConfig,
+        [listen, replays]: [SocketAddr; 2],
+        from: Receiver<Told>,
+        master: Arc<Waker>,
+    ) -> io::Result<(Self, Arc<Waker>)> {
+        let poll = Poll::new()?;
+        let mut listeners = [TcpListener::bind(listen)?, TcpListener::bind(replays)?];
+        let [publishes, routes] = &mut listeners;
+        poll.registry().register(publishes, PUB, Interest::READABLE)?;
+        poll.registry().register(routes, ROUTER, Interest::READABLE)?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKE)?);
+        let mut this = Self {
+            config,
+            poll,
+            listeners,
+            followers: HashMap::new(),
+            next_token: FOLLOWERS,
+            from,
+            master,
+            shared: Arc::default(),
+            stop: Arc::default(),
+            began: Instant::now(),
+            next: 0,
+            kept: VecDeque::new(),
+            kept_bytes: 0,
+            pages: None,
+        };
+        // Until this master leads, nothing is found.
+        this.begin();
+        Ok((this, waker))
+    }
+
     fn now(&self) -> te_core::Instant {
         te_core::Instant::ZERO + self.began.elapsed()
     }
@@ -291,16 +303,16 @@ impl Thread {
                 self.taken(&batch);
                 for payload in self.encode(&batch) {
                     // It may remove what a page of the snapshot that is being made has told.
-                    if !self.pages.is_empty() {
-                        self.pages.push(Arc::clone(&payload));
+                    if let Some(pages) = &mut self.pages {
+                        pages.push(Arc::clone(&payload));
                     }
                     self.publish(payload);
                 }
             }
             Told::Page(batch) => {
                 self.taken(&batch);
-                let pages = self.encode(&batch);
-                self.pages.extend(pages);
+                let payloads = self.encode(&batch);
+                self.pages.get_or_insert_default().extend(payloads);
             }
             Told::SnapshotEnd => self.answer_waiting(),
         }
@@ -316,7 +328,7 @@ impl Thread {
         self.next = self.next.max(wall_ms() << COUNT_BITS);
         self.kept.clear();
         self.kept_bytes = 0;
-        self.pages.clear();
+        self.pages = None;
         let cleared = self.cleared();
         self.publish(cleared);
     }
@@ -398,10 +410,16 @@ impl Thread {
         }
     }
 
+    /// What is found, from nothing on.
+    fn snapshot(&mut self) -> Vec<Payload> {
+        let mut pages = vec![self.cleared()];
+        pages.extend(self.pages.take().into_iter().flatten());
+        pages
+    }
+
     /// Answers those who wait for a snapshot: what is found, numbered so that the latest message is its last.
     fn answer_waiting(&mut self) {
-        let mut pages = vec![self.cleared()];
-        pages.append(&mut self.pages);
+        let pages = self.snapshot();
         let first = self.next - pages.len() as u64;
         for follower in self.followers.values_mut().filter(|follower| follower.waits) {
             Shared::add(&self.shared.snapshots_total, 1);
@@ -456,5 +474,63 @@ impl Follower {
                 Err(error) => return Err(error),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::collections::BTreeSet;
+
+    use conductor_core::events::{Batch as Events, Decoder, Dialect};
+    use store_core::KvEvent;
+
+    use super::*;
+
+    fn batch(events: &[(&str, bool)]) -> Batch {
+        let mut batch = Batch::default();
+        for (key, stored) in events {
+            let (tenant, key, tier) = ("default", key.as_bytes(), KvTier::Memory);
+            batch.push(KvEvent { tenant, key, tier, stored: *stored });
+        }
+        batch
+    }
+
+    /// What a follower knows after these messages.
+    fn found(payloads: &[Payload]) -> BTreeSet<String> {
+        let (mut decoder, mut events) = (Decoder::new(Dialect::Mooncake), Events::new());
+        let mut found = BTreeSet::new();
+        for payload in payloads {
+            decoder.decode(payload, &mut events).unwrap();
+            for event in events.events() {
+                match event {
+                    Event::Stored(stored) => drop(found.insert(stored.source.object.unwrap().to_owned())),
+                    Event::Removed(removed) => drop(found.remove(removed.source.object.unwrap())),
+                    Event::Cleared(_) => found.clear(),
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_snapshot_has_what_changed_between_its_pages() {
+        let poll = Poll::new().unwrap();
+        let master = Arc::new(Waker::new(poll.registry(), WAKE).unwrap());
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (_to, from) = channel();
+        let (mut thread, _waker) = Thread::bind(KvEventsConfig::default(), [any, any], from, master).unwrap();
+        // The first page has no object; then one is put in the place that it has looked at.
+        thread.take(Told::Page(Batch::default()));
+        thread.take(Told::Changes(batch(&[("1", true)])));
+        thread.take(Told::Page(batch(&[("2", true), ("3", true)])));
+        thread.take(Told::Changes(batch(&[("2", false), ("4", true)])));
+        thread.take(Told::Page(batch(&[("5", true)])));
+        let snapshot = thread.snapshot();
+        assert_eq!(found(&snapshot), ["1", "3", "4", "5"].map(str::to_owned).into());
+        // Changes after its end are not part of the next one.
+        thread.take(Told::Changes(batch(&[("6", true)])));
+        assert_eq!(found(&thread.snapshot()), BTreeSet::new());
     }
 }

@@ -62,12 +62,12 @@ fn a_request_is_sent_only_to_instances_that_it_may_be_sent_to() {
     let mut scheduler = cluster(SchedulerConfig::default(), 2, 3);
     let only = |id| move |instance| instance == InstanceId(id);
     for id in [100, 102, 101, 102] {
-        let decision = scheduler.decide_among(at(0), &ask(10_000, &[has(1, 15)]), only(id));
+        let decision = scheduler.decide_among(at(0), &ask(10_000, &[has(1, 15)]), &[], only(id));
         let decision = decision.expect("an instance that decodes");
         assert_eq!(decision.decode, InstanceId(id));
         assert!(decision.prefill < InstanceId(2), "who only prefills is not asked about");
     }
-    let refused = scheduler.decide_among(at(0), &ask(10_000, &[]), only(7)).unwrap_err();
+    let refused = scheduler.decide_among(at(0), &ask(10_000, &[]), &[], only(7)).unwrap_err();
     assert_eq!(refused.reason, Reason::NoDecode);
     assert!(scheduler.decide(at(0), &ask(10_000, &[])).is_ok(), "the next decision is free again");
 
@@ -77,10 +77,11 @@ fn a_request_is_sent_only_to_instances_that_it_may_be_sent_to() {
         both.add_instance(InstanceSpec::new(InstanceId(id), Role::Both, kind)).expect("a free name");
     }
     for id in [2, 0, 1] {
-        let decision = both.decide_among(at(0), &ask(10_000, &[has(1, 15)]), only(id)).expect("an instance");
+        let decision =
+            both.decide_among(at(0), &ask(10_000, &[has(1, 15)]), &[], only(id)).expect("an instance");
         assert_eq!((decision.prefill, decision.decode), (InstanceId(id), InstanceId(id)));
     }
-    let refused = both.decide_among(at(0), &ask(10_000, &[]), |_| false).unwrap_err();
+    let refused = both.decide_among(at(0), &ask(10_000, &[]), &[], |_| false).unwrap_err();
     assert_eq!(refused.reason, Reason::NoPrefill);
 }
 
