@@ -377,13 +377,15 @@ fn first_salt<'a>(stored: &Stored<'a>) -> Option<&'a str> {
 }
 
 /// The extra keys of each block: adapter, images, salt, embeddings. The order of the two in the middle is not
-/// kept where a block has both images and embeddings; readers sort them out by type.
+/// kept where a block has both images and embeddings; readers sort them out by type. They take the first text
+/// behind the adapter for the salt, so other texts come behind it.
 fn extra_keys(writer: &mut Writer<'_>, stored: &Stored<'_>) {
     writer.array(stored.hashes.len());
     for block in 0..stored.hashes.len() {
         let own = stored.extra.of(block);
         let salt = first_salt(stored).filter(|_| block == 0);
         let items = usize::from(stored.lora.is_some()) + usize::from(salt.is_some()) + values(own);
+        let (before, behind) = if salt.is_some() { own.split_at(first_text(own)) } else { (own, &[][..]) };
         if items == 0 {
             writer.nil();
             continue;
@@ -392,11 +394,24 @@ fn extra_keys(writer: &mut Writer<'_>, stored: &Stored<'_>) {
         if let Some(lora) = stored.lora {
             writer.text(lora);
         }
-        writer.out.extend_from_slice(own);
+        writer.out.extend_from_slice(before);
         if let Some(salt) = salt {
             writer.text(salt);
         }
+        writer.out.extend_from_slice(behind);
     }
+}
+
+/// Where the first text begins; the end if there is none.
+fn first_text(extra: &[u8]) -> usize {
+    let mut reader = Reader::new(extra);
+    while reader.left() > 0 {
+        let start = reader.at();
+        if reader.text().is_ok() || reader.skip().is_err() {
+            return start;
+        }
+    }
+    extra.len()
 }
 
 /// How many values a block's extra keys are. [`Extra`] has whole ones only.

@@ -454,7 +454,8 @@ impl<'a> Draft<'a> {
                 match reader.text() {
                     Ok(text) if item == 0 && self.is_lora(text, into) => continue,
                     Ok(text) if block == 0 && self.parent.is_none() && salt.is_none() => {
-                        salt = Some(text);
+                        // An empty text is no salt.
+                        salt = Some(text).filter(|text| !text.is_empty());
                         continue;
                     }
                     Ok(_) => {}
@@ -469,7 +470,7 @@ impl<'a> Draft<'a> {
             into.ends.push(u32::try_from(into.bytes.len() - first_byte).map_err(|_| Skip::TooLarge)?);
         }
         let extra = Part::behind(first_byte, into.bytes.len());
-        if let Some(salt) = salt.filter(|salt| !salt.is_empty()) {
+        if let Some(salt) = salt {
             if salt.len() > self.limits.text_bytes_max {
                 return Err(Skip::TooLarge);
             }

@@ -432,6 +432,47 @@ fn a_salt_is_read_from_the_first_block_of_a_prompt_only() {
 }
 
 #[test]
+fn a_salt_is_told_from_other_texts_when_it_is_written_again() {
+    let of_keys = |texts: [&[u8]; 2]| {
+        batch_of(1, |writer| {
+            map_event(
+                writer,
+                1,
+                |_| {},
+                |writer| {
+                    writer.text("extra_keys");
+                    writer.array(1);
+                    writer.array(3);
+                    writer.unsigned(7);
+                    for text in texts {
+                        writer.out.push(0xa0 | text.len() as u8);
+                        writer.out.extend_from_slice(text);
+                    }
+                },
+            );
+        })
+    };
+    // The second is not UTF-8, and no salt could be. An empty text is no salt.
+    for (texts, salt, extra) in [
+        ([&b"salt"[..], &b"\x8e\x9a"[..]], "salt", &b"\x07\xa2\x8e\x9a"[..]),
+        ([b"", b"salt"], "salt", b"\x07"),
+    ] {
+        let (batch, _) = decode(Dialect::Vllm, &of_keys(texts));
+        let events: Vec<Event<'_>> = batch.events().collect();
+        for layout in [Layout::VllmArrays, Layout::VllmMaps] {
+            let mut out = Vec::new();
+            encode(layout, 1.0, None, &events, &mut out);
+            let (again, decoded) = decode(Dialect::Vllm, &out);
+            assert_eq!(decoded.skipped.total(), 0, "{layout:?}");
+            for batch in [&batch, &again] {
+                let Some(Event::Stored(stored)) = batch.events().next() else { panic!("no stored event") };
+                assert_eq!((stored.salt, stored.extra.of(0)), (Some(salt), extra), "{layout:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_keys_of_an_event_are_those_of_its_prompt() {
     let tokens: Vec<u32> = (0..64).collect();
     let event = Owned { lora: Some("adapter".into()), salt: Some("salt".into()), ..Owned::stored(4, 16) };

@@ -3,6 +3,7 @@
 use super::Master;
 use crate::kv_events::Tiers;
 use crate::objects::changes::Keys;
+use crate::segments::Placed;
 use crate::shelf::Record;
 use crate::{FullKey, SegmentNo, TenantNo};
 
@@ -30,15 +31,15 @@ impl Master {
     /// Where a get finds the object of a key. The time to live does not count: its end is a timeout of the
     /// master, which removes the object.
     pub(crate) fn tiers_of(&self, key: FullKey<'_>) -> Tiers {
-        let in_memory = |index: u32| {
-            let entry = self.objects.entry(index);
-            entry.is_complete()
-                && entry.replicas.as_slice().iter().any(|placed| self.disks.get(placed.segment).is_none())
-        };
-        Tiers {
-            memory: self.objects.find(key).is_some_and(in_memory),
-            disk: self.readable_record(key).is_some(),
+        let disk = self.readable_record(key).is_some();
+        let Some(index) = self.objects.find(key) else { return Tiers { memory: false, disk } };
+        let entry = self.objects.entry(index);
+        if !entry.is_complete() {
+            // A put is under way: until its end or its removal a get does not look at the disk either.
+            return Tiers::default();
         }
+        let is_memory = |placed: &Placed| self.disks.get(placed.segment).is_none();
+        Tiers { memory: entry.replicas.as_slice().iter().any(is_memory), disk }
     }
 
     pub(crate) fn hash_of(&self, key: FullKey<'_>) -> u64 {
