@@ -178,7 +178,8 @@ impl Feed {
         if next == 0 && !for_all {
             self.tell(Told::SnapshotEnd);
         }
-        next != 0
+        // A snapshot that was asked for meanwhile begins at once.
+        next != 0 || self.shared.snapshot_wanted.load(Ordering::Acquire)
     }
 
     fn tell(&self, told: Told) {
@@ -189,5 +190,135 @@ impl Feed {
         // The publisher is gone only when the master ends.
         let _ = self.to.send(told);
         let _ = self.publisher.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use std::collections::BTreeSet;
+    use std::sync::mpsc::{Receiver, channel};
+
+    use mio::{Poll, Token};
+    use store_core::message::{MountSegment, PutOptions};
+    use store_core::{Incarnation, MasterConfig, NodeId};
+    use te_core::Instant;
+
+    use super::*;
+
+    /// Objects so that a scan has several pages.
+    const MANY: u64 = 10_000;
+
+    struct Bench {
+        // The waker needs it.
+        _poll: Poll,
+        master: Master,
+        feed: Feed,
+        from: Receiver<Told>,
+        shared: Arc<Shared>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let poll = Poll::new().unwrap();
+            let waker = Arc::new(Waker::new(poll.registry(), Token(0)).unwrap());
+            let (to, from) = channel();
+            let shared = Arc::<Shared>::default();
+            let mut master = Master::new(MasterConfig::default()).unwrap();
+            let segment = MountSegment {
+                node: NodeId::new(1),
+                incarnation: Incarnation::new(1),
+                name: "node",
+                endpoint: "host:1",
+                base: 0x1000,
+                len: 1 << 30,
+                ..MountSegment::default()
+            };
+            master.mount(Instant::ZERO, &segment).unwrap();
+            let feed = Feed::new(to, waker, Arc::clone(&shared));
+            Self { _poll: poll, master, feed, from, shared }
+        }
+
+        fn put(&mut self, key: &str) {
+            let key = key.as_bytes();
+            let put = self.master.put_start(Instant::ZERO, key, 64, &PutOptions::DEFAULT).unwrap();
+            self.master.put_end(Instant::ZERO, key, put.generation, 7).unwrap();
+        }
+
+        /// What was told since the last call.
+        fn told(&mut self) -> Vec<Told> {
+            self.from.try_iter().collect()
+        }
+
+        fn turns(&mut self) -> Vec<Told> {
+            while self.feed.turn(&mut self.master) {}
+            self.told()
+        }
+    }
+
+    fn epochs(told: &[Told]) -> usize {
+        told.iter().filter(|told| matches!(told, Told::Begin)).count()
+    }
+
+    /// The keys that were told, and how many events that were.
+    fn keys<'a>(told: impl IntoIterator<Item = &'a Told>) -> (BTreeSet<&'a str>, usize) {
+        let batches = told.into_iter().filter_map(|told| match told {
+            Told::Changes(batch) | Told::Page(batch) => Some(batch),
+            Told::Begin | Told::SnapshotEnd => None,
+        });
+        let keys: Vec<&str> = batches.flat_map(Batch::iter).map(|entry| entry.key).collect();
+        (keys.iter().copied().collect(), keys.len())
+    }
+
+    #[test]
+    fn a_publisher_that_is_too_slow_is_told_everything_once() {
+        let mut bench = Bench::new();
+        bench.feed.begin(&mut bench.master);
+        (0..MANY).for_each(|object| bench.put(&object.to_string()));
+        let told = bench.turns();
+        assert_eq!((epochs(&told), keys(&told).0.len()), (1, MANY as usize));
+
+        bench.shared.queued_bytes.store(QUEUED_BYTES_MAX + 1, Ordering::Release);
+        bench.put("while it is too slow");
+        for _ in 0..3 {
+            assert!(!bench.feed.turn(&mut bench.master), "nothing can be told now");
+        }
+        let told = bench.told();
+        assert_eq!((epochs(&told), keys(&told).1), (1, 0), "one epoch, and no events in it yet");
+
+        bench.shared.queued_bytes.store(0, Ordering::Release);
+        bench.put("when it has caught up");
+        let told = bench.turns();
+        assert_eq!(epochs(&told), 0);
+        let (found, events) = keys(&told);
+        assert_eq!(found.len(), MANY as usize + 2);
+        // What changed just then may be among the changes and in the scan.
+        assert!(events <= found.len() + 1, "{events}");
+    }
+
+    #[test]
+    fn whoever_waits_for_a_snapshot_gets_one_though_an_epoch_begins() {
+        let mut bench = Bench::new();
+        bench.feed.begin(&mut bench.master);
+        (0..MANY).for_each(|object| bench.put(&object.to_string()));
+        bench.turns();
+
+        bench.shared.snapshot_wanted.store(true, Ordering::Release);
+        assert!(bench.feed.turn(&mut bench.master), "the snapshot has more than one page");
+        bench.feed.begin(&mut bench.master);
+        let told = bench.turns();
+        let ends = told.iter().filter(|told| matches!(told, Told::SnapshotEnd)).count();
+        assert_eq!((epochs(&told), ends), (1, 1));
+        let begin = told.iter().position(|told| matches!(told, Told::Begin)).unwrap();
+        let (_, behind) = told.split_at(begin);
+        let pages = behind.iter().filter(|told| matches!(told, Told::Page(_)));
+        assert_eq!(keys(pages).0.len(), MANY as usize, "all of it in the new epoch");
+
+        // A master that does not lead finds nothing, and says so at once.
+        bench.feed.end();
+        bench.shared.snapshot_wanted.store(true, Ordering::Release);
+        let told = bench.turns();
+        assert!(matches!(&*told, [Told::Begin, Told::SnapshotEnd]), "{told:?}");
     }
 }
