@@ -59,6 +59,6 @@ fuzz_target!(|bytes: &[u8]| {
         ClearReplicas ReportReplicas FindReplicas CreateTasks QueryTasks ListTasks CancelTasks RetryTasks
         FetchTasks EndTasks OrderSegments DrainStatus ReadTaskReport ReturnLeases ReportSegments FetchExpulsions
         EndExpulsions MountDisks AdoptObjects DiskReady FetchDiskOrders EndDiskOrders ReclaimExtents
-        Stage ReleaseStaged ChangeConfig ClaimExtents ReleaseExtents TakePage FreePage ListPools
+        Stage ReleaseStaged LocateExtents ChangeConfig ClaimExtents ReleaseExtents TakePage FreePage ListPools
     );
 });

@@ -1,6 +1,7 @@
 //! Settings of clients and nodes.
 
 mod disks;
+mod exports;
 mod extents;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,6 +13,7 @@ use store_core::placement::NAMED_MAX;
 use te_engine::Fabrics;
 
 pub use disks::{DiskList, NodeDiskConfig, UnknownDisk};
+pub use exports::{DiskExport, DiskExportList, UnknownExport};
 pub use extents::NodeCxlConfig;
 
 use crate::disk::check_bucket;
@@ -68,6 +70,9 @@ pub struct ClientConfig {
     /// it: packs are read from there. Likewise `s3://BUCKET/PREFIX` for the bucket. `none`: packs are read by
     /// their nodes, as other disks are. Default "": where the nodes have it.
     pub shared: String,
+    /// Whether objects on disks that their nodes export as namespaces are read there, past the node (feature
+    /// `nvmeof`). What cannot be read so is read through the node. Default true.
+    pub exported_disks: bool,
     /// How often a call to the master that may safely be repeated is sent, the first time included. 1 to 255.
     /// Default 3.
     pub rpc_tries_max: u8,
@@ -129,6 +134,11 @@ pub struct NodeConfig {
     /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
     /// formatted before, by `snowskin disk format`. Default "".
     pub disks: DiskList,
+    /// Disks among them that are also namespaces, or parts of namespaces, of a target of NVMe over TCP, as
+    /// `PATH=nvme://ADDR:PORT/NQN/NSID[+OFFSET]`, separated by commas: clients with the feature `nvmeof` read
+    /// objects there themselves, past the node. When the node starts, it compares the namespace with the disk.
+    /// Default "".
+    pub disk_exports: DiskExportList,
     /// Limit on the rate at which objects are written to each disk, directory of packs or bucket, bytes per
     /// second, averaged over about a second: flash wears out by writes. Objects that are evicted before they
     /// could be written are lost. 0: no limit. Default 0.
@@ -181,6 +191,7 @@ impl ClientConfig {
             unreachable_ms: 500,
             disk_deadline_ms: 1_000,
             shared: String::new(),
+            exported_disks: true,
             rpc_tries_max: 3,
             places_max: 3,
             place_ms_max: 2_000,
@@ -259,6 +270,7 @@ impl NodeConfig {
             takeover: false,
             cxl: NodeCxlConfig::default(),
             disks: DiskList::default(),
+            disk_exports: DiskExportList::default(),
             disk_write_bytes_per_s_max: 0,
             shared: DiskList::default(),
             shared_cluster: "default".to_owned(),
@@ -284,6 +296,14 @@ impl NodeConfig {
         }
         if self.disks.0.iter().any(|disk| disk.path.as_os_str().is_empty()) {
             return Err(ConnectError::Config { field: "disks", need: "must have a path each" });
+        }
+        let is_disk = |path: &Path| self.disks.0.iter().any(|disk| disk.path == path);
+        if !self.disk_exports.0.iter().all(|export| is_disk(&export.path)) {
+            return Err(ConnectError::Config { field: "disk_exports", need: "must name disks of `disks`" });
+        }
+        if !self.disk_exports.0.is_empty() && !cfg!(feature = "nvmeof") {
+            let need = "must be empty in a build without the feature `nvmeof`";
+            return Err(ConnectError::Config { field: "disk_exports", need });
         }
         if self.shared.0.iter().any(|disk| disk.path.as_os_str().is_empty()) {
             return Err(ConnectError::Config { field: "shared", need: "must have a directory each" });

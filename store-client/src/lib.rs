@@ -77,6 +77,7 @@ mod bounce;
 mod checksum;
 mod client;
 mod config;
+mod direct;
 pub mod disk;
 mod engine;
 mod error;
@@ -99,7 +100,11 @@ mod sys;
 
 pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{Client, Counters, PutRange};
-pub use config::{ClientConfig, DiskList, NodeConfig, NodeCxlConfig, NodeDiskConfig, UnknownDisk};
+pub use direct::NotDirect;
+pub use config::{
+    ClientConfig, DiskExport, DiskExportList, DiskList, NodeConfig, NodeCxlConfig, NodeDiskConfig, UnknownDisk,
+    UnknownExport,
+};
 pub use error::{ConnectError, DeviceError, RpcError, StoreError};
 pub use item::{Get, PARTS_MAX, Put, Sink, Source, Tally};
 pub use local::{LocalBuffer, LocalClient, LocalRange, LocalServer};

@@ -19,6 +19,7 @@ use prometheus_client::registry::Registry;
 use store_core::Times;
 
 use crate::client::Counters;
+use crate::direct::NotDirect;
 use crate::node::{DiskReport, NodeStatusReport};
 
 /// Durations of a client's operations.
@@ -92,6 +93,11 @@ fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry 
         ("shared_hits", "Keys that were read intact from packs, without their node", counters.shared_hits),
         ("shared_lost", "Objects whose packs were not there any more, or too short", counters.shared_lost),
         (
+            "direct_hits",
+            "Keys that were read intact from exported disks, past their nodes",
+            counters.direct_hits,
+        ),
+        (
             "disk_misses",
             "Misses because the disk that had the key did not deliver it in time, or failed",
             counters.disk_misses,
@@ -108,6 +114,12 @@ fn client_registry(counters: &Counters, times: Vec<OperationTimes>) -> Registry 
         ("connects", "Connections made to the master", counters.connects),
     ];
     values.into_iter().for_each(|(name, help, value)| counter(&mut registry, name, help, value));
+    let fallbacks = Family::<ReasonLabels, Counter>::default();
+    for (reason, count) in NotDirect::COUNTED.iter().zip(counters.direct_fallbacks) {
+        fallbacks.get_or_create(&ReasonLabels { reason: reason.name() }).inc_by(count);
+    }
+    let help = "Reads of exported disks that were left to their nodes";
+    registry.register("direct_fallbacks", help, fallbacks);
     registry.register_collector(Box::new(AllTimes(times)));
     registry
 }
@@ -232,6 +244,11 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
 
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -18,6 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::direct::NotDirect;
 use crate::disk::{AlignedBuffer, BucketAddress, PackNames};
 
 #[cfg(feature = "s3")]
@@ -62,6 +63,8 @@ pub(crate) enum NotRead {
     /// The file system or the store reports an error; or a bucket has no such pack, which may not be closed
     /// yet.
     Failed,
+    /// An object on an exported disk was not read there ([`crate::direct`]).
+    Direct(NotDirect),
 }
 
 pub(crate) type PackEnd = (u64, Result<AlignedBuffer, NotRead>);
@@ -126,6 +129,17 @@ impl PackReader {
         self.shared.wake.notify_one();
         self.in_flight += 1;
         true
+    }
+
+    /// Where another reader sends the end of one read, which is waited for with those of packs.
+    pub(crate) fn lend(&mut self) -> Sender<PackEnd> {
+        self.in_flight += 1;
+        self.sender.clone()
+    }
+
+    /// A read that was to be sent elsewhere was not.
+    pub(crate) const fn take_back(&mut self) {
+        self.in_flight -= 1;
     }
 
     /// The next read that has ended.

@@ -339,6 +339,18 @@ impl Disk {
         &self.geometry
     }
 
+    /// Where each extent begins on the disk, bytes, by its sequence, ascending; free ones have none. It stays
+    /// the same as long as [`Self::extents_version`] does.
+    pub fn extents(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.extents.oldest_first().map(|(sequence, slot)| (sequence, self.geometry.extent_at(slot)))
+    }
+
+    /// Counts what may have changed [`Self::extents`].
+    #[must_use]
+    pub const fn extents_version(&self) -> u64 {
+        self.extents.version
+    }
+
     /// The name of the disk. Known when the state is not [`State::Opening`].
     #[must_use]
     pub const fn uuid(&self) -> &DiskUuid {

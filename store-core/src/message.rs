@@ -57,6 +57,7 @@
 //! | [`ReclaimExtents`] | [`DiskProof`] · sequences | – · `()` | nothing is in them, still |
 //! | [`Stage`] | [`StageRequest`] · [`StageItem`]s | [`StageWindow`] · [`Staged`] or error | reads again, into other memory. For nodes: a master does not serve it |
 //! | [`ReleaseStaged`] | – · tickets | – · – | changes nothing. For nodes |
+//! | [`LocateExtents`] | [`SegmentNo`] · sequences | [`ExportedDisk`] · positions or error | changes nothing. For nodes |
 //! | [`ClaimExtents`] | [`ExtentsWanted`] · – | [`ExtentsGiven`] · – | the same process and incarnation has the same extents: the same epoch |
 //! | [`ReleaseExtents`] | [`ExtentsReleased`] · – | – · – | `SegmentNotFound`: no claim has them, or another one |
 //! | [`TakePage`] | [`PageWanted`] · [`PageFound`]s | [`PageGiven`] · – | the same page, by the identity |
@@ -411,6 +412,9 @@ operations! {
     Stage = 100, (StageRequest, StageItem) -> (StageWindow, Result<Staged, ErrorCode>);
     /// A reader is done with staged objects, named by their tickets. For nodes, not for the master.
     ReleaseStaged = 101, ((), u64) -> ((), ());
+    /// Asks a node, not the master, where its disk is exported, and where extents, named by their sequences,
+    /// begin on it, bytes. `NotSupported`: the disk is not exported.
+    LocateExtents = 102, (SegmentNo, u64) -> (ExportedDisk<'a>, Result<u64, ErrorCode>);
     /// A node wants to own extents of a pool of CXL memory.
     ClaimExtents = 110, (ExtentsWanted<'a>, ()) -> (ExtentsGiven<'a>, ());
     /// A node gives extents back.

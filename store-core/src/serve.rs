@@ -118,6 +118,7 @@ operations! {
     ReclaimExtents:   Node,                Changes, disks::reclaim;
     Stage:            TenantOrNode,        Asks,    disks::stage;
     ReleaseStaged:    TenantOrNode,        Asks,    disks::release_staged;
+    LocateExtents:    TenantOrNode,        Asks,    disks::locate_extents;
 
     ClaimExtents:     Node,                Changes, pools::claim_extents;
     ReleaseExtents:   Node,                Changes, pools::release_extents;

@@ -187,6 +187,7 @@ pub(crate) fn reported(data: &[u8; IDENTIFY_BYTES], host: &[u8; 16]) -> (u32, Op
 /// What a remote region has to be.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expected {
+    /// Zero: any.
     pub(crate) nguid: [u8; 16],
     /// Where the range begins in the namespace, in bytes.
     pub(crate) first: u64,
@@ -202,7 +203,8 @@ impl Expected {
     /// # Errors
     /// `Stale`: it is another one.
     pub(crate) fn check_identity(&self, data: &[u8; IDENTIFY_BYTES]) -> Result<(), Error> {
-        if identity_of(data) == Some(self.nguid) { Ok(()) } else { Err(ErrorKind::Stale.into()) }
+        let is_it = self.nguid == [0; 16] || identity_of(data) == Some(self.nguid);
+        if is_it { Ok(()) } else { Err(ErrorKind::Stale.into()) }
     }
 
     /// Checks the blocks of a namespace; returns their size.

@@ -1,6 +1,7 @@
 //! The names of this fabric: exports, NQNs, hosts and namespaces.
 
 use core::net::{IpAddr, Ipv6Addr};
+use core::ops::Range;
 
 use te_core::{Access, Location};
 use te_fabric::{EXPORT_ADDRESSES_MAX, Export, ExportFormat};
@@ -8,7 +9,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::command::{NQN_BYTES_MAX, nqn_of};
-use crate::namespace::Superblock;
+use crate::namespace::{Namespace, Superblock};
 
 /// The magic and the version of exports of regions that our target serves. `region` is the namespace,
 /// `generation` that of the region.
@@ -112,12 +113,30 @@ pub(crate) struct AdoptedExport {
     /// The range with its superblock, in bytes.
     pub(crate) first: u64,
     pub(crate) bytes: u64,
-    /// The length of the superblock.
+    /// The length of the superblock; 0: there is none.
     pub(crate) granule: u32,
     pub(crate) reserved: bool,
 }
 
 impl AdoptedExport {
+    /// A range of a namespace that no owner has marked, in bytes.
+    pub(crate) fn unmarked(namespace: &Namespace, range: &Range<u64>, access: Access) -> Self {
+        Self {
+            nqn: namespace.nqn.clone(),
+            addresses: namespace.addresses.clone(),
+            port: namespace.port,
+            access,
+            nsid: namespace.nsid,
+            nguid: namespace.nguid,
+            incarnation: 0,
+            epoch: 0,
+            first: range.start,
+            bytes: range.end.saturating_sub(range.start),
+            granule: 0,
+            reserved: false,
+        }
+    }
+
     pub(crate) fn superblock(&self) -> Superblock {
         Superblock::new(self.nguid, self.incarnation, self.epoch, self.first, self.bytes)
     }
@@ -158,13 +177,20 @@ impl AdoptedExport {
     /// Whether all its fields are possible.
     pub(crate) fn is_valid(&self) -> bool {
         let granule = u64::from(self.granule);
-        let whole = granule.is_power_of_two()
-            && self.first.is_multiple_of(granule)
-            && self.bytes.is_multiple_of(granule)
+        granule.is_power_of_two()
             && self.bytes > granule
+            && self.nguid != [0; 16]
+            && self.is_range_of(self.granule)
+    }
+
+    /// Whether it is a range of a namespace, in multiples of `granule`.
+    pub(crate) fn is_range_of(&self, granule: u32) -> bool {
+        let whole = self.first.is_multiple_of(granule.into())
+            && self.bytes.is_multiple_of(granule.into())
+            && self.bytes > 0
             && self.first.checked_add(self.bytes).is_some();
         let places = (1..=EXPORT_ADDRESSES_MAX).contains(&self.addresses.len()) && self.port != 0;
-        let ids = self.nguid != [0; 16] && self.nsid != 0 && self.nsid != u32::MAX;
+        let ids = self.nsid != 0 && self.nsid != u32::MAX;
         whole && places && ids && nqn_of(self.nqn.as_bytes()) == Some(self.nqn.as_str())
     }
 

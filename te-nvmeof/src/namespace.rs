@@ -12,8 +12,8 @@ const VERSION: u32 = 1;
 /// RESCAP: the namespace has Exclusive Access – Registrants Only.
 pub(crate) const RESERVES_REGISTRANTS: u8 = 1 << 4;
 
-/// A namespace of another target, as its owner describes it to
-/// [`adopt`](crate::NvmeofTransport::adopt).
+/// A namespace of another target, as its owner describes it to [`adopt`](crate::NvmeofTransport::adopt), or
+/// a reader to [`attach_namespace`](crate::NvmeofTransport::attach_namespace).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Namespace {
     /// Where the target listens, one to four addresses.
@@ -24,7 +24,7 @@ pub struct Namespace {
     pub nqn: String,
     /// The namespace's number.
     pub nsid: u32,
-    /// Its NGUID, or its UUID where it has no NGUID; never zero.
+    /// Its NGUID, or its UUID where it has no NGUID. Zero for a reader that takes any.
     pub nguid: [u8; 16],
 }
 

@@ -143,18 +143,10 @@ impl NvmeofTransport {
     ) -> Result<(), Error> {
         let remote = access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE);
         let export = AdoptedExport {
-            nqn: namespace.nqn.clone(),
-            addresses: namespace.addresses.clone(),
-            port: namespace.port,
-            access: remote,
-            nsid: namespace.nsid,
-            nguid: namespace.nguid,
             incarnation: self.end.incarnation,
             epoch,
-            first: range.start,
-            bytes: range.end.saturating_sub(range.start),
             granule: self.config.granule_bytes,
-            reserved: false,
+            ..AdoptedExport::unmarked(namespace, &range, remote)
         };
         if !export.is_valid() || remote.is_empty() {
             return Err(ErrorKind::InvalidArgument.into());
@@ -184,6 +176,27 @@ impl NvmeofTransport {
                 nguid: nguid(self.end.incarnation, nsid, id.generation),
             }),
         }
+    }
+
+    /// Attaches a range of a namespace of another target for reading, without an owner that has adopted it:
+    /// there are no superblock, no key and no reservation. `range` is in bytes, in multiples of
+    /// [`Config::granule_bytes`]. Before the first read, and on each new association, the namespace's identity
+    /// (any, where [`Namespace::nguid`] is zero) and its length are checked. What the bytes mean, and whether
+    /// they are still those that are meant, is for the caller to verify.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a namespace or a range that cannot be; `Busy` when the index is in use; `Full`.
+    pub fn attach_namespace(
+        &mut self,
+        id: RemoteRegionId,
+        namespace: &Namespace,
+        range: core::ops::Range<u64>,
+    ) -> Result<(), Error> {
+        let export = AdoptedExport::unmarked(namespace, &range, Access::REMOTE_READ);
+        if !export.is_range_of(self.config.granule_bytes) {
+            return Err(ErrorKind::InvalidArgument.into());
+        }
+        self.initiator.attach(id, &export.contact(), export.place(), None)
     }
 
     fn attach_adopted(&mut self, id: RemoteRegionId, blob: &[u8]) -> Result<(), Error> {

@@ -173,6 +173,48 @@ fn a_client_without_a_registration_is_not_reported_as_fenced() {
     assert_eq!(kind(&finish(&mut [&mut cast.client, &mut cast.target], 2)), ErrorKind::Expelled);
 }
 
+/// A range that nobody has adopted: what is in it is the reader's business.
+#[test]
+fn a_reader_of_a_namespace_needs_no_owner_and_writes_nothing() {
+    for config in common::configs() {
+        let mut cast = cast(&config);
+        cast.target.memory.paint(5);
+        let (reader, namespace) = (&mut cast.client.transport, &mut cast.namespace);
+        for range in [0..0, 1..2 * GRANULE, 0..GRANULE + 512] {
+            let refused = reader.attach_namespace(REMOTE, namespace, range).map_err(|error| error.kind);
+            assert_eq!(refused, Err(ErrorKind::InvalidArgument));
+        }
+        reader.attach_namespace(REMOTE, namespace, 4 * GRANULE..64 * GRANULE).unwrap();
+        let before = cast.target.memory.get(0, BYTES);
+        cast.client.submit(&[read(1, 0, GRANULE, 8 * GRANULE as u32)]);
+        assert_eq!(finish(&mut [&mut cast.client, &mut cast.target], 1).result, Ok(()), "{config:?}");
+        let found = cast.client.memory.get(0, 8 * GRANULE as usize);
+        assert!(found == before[5 * GRANULE as usize..][..found.len()]);
+        for (slice, error) in [
+            (write(2, 0, 0, GRANULE as u32), ErrorKind::AccessDenied),
+            (read(3, 0, 60 * GRANULE, GRANULE as u32), ErrorKind::OutOfRange),
+        ] {
+            let refused = cast.client.transport.submit(&[slice]).map_err(|error| error.kind);
+            assert_eq!(refused, Err(error));
+        }
+        assert!(cast.target.memory.get(0, BYTES) == before, "not even a superblock");
+    }
+}
+
+#[test]
+fn a_reader_takes_any_identity_only_when_it_names_none() {
+    let end_of = |nguid, end: u64| {
+        let mut cast = cast(&Config::default());
+        cast.namespace.nguid = nguid;
+        cast.client.transport.attach_namespace(REMOTE, &cast.namespace, 0..end).unwrap();
+        cast.client.submit(&[read(1, 0, 0, GRANULE as u32)]);
+        finish(&mut [&mut cast.client, &mut cast.target], 1).result.map_err(|error| error.kind)
+    };
+    assert_eq!(end_of([0; 16], BYTES as u64), Ok(()));
+    assert_eq!(end_of([1; 16], BYTES as u64), Err(ErrorKind::Stale));
+    assert_eq!(end_of([0; 16], BYTES as u64 + GRANULE), Err(ErrorKind::Stale), "it is shorter");
+}
+
 /// Blocks of 512 bytes: no byte outside of the first granule changes, or has to be there.
 #[test]
 fn the_superblock_stays_within_its_granule() {

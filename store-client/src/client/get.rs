@@ -85,8 +85,9 @@ impl Client {
             let busy = this.pump(&mut buffers, patience.map_or(deadline, |end| end.min(deadline))) | staged;
             let now = this.now();
             while let Some((transfer, end)) = this.mover.next_ended() {
-                let end = this.staged_end(&transfer, end);
-                this.get.handle_transfer(now, transfer.id, end);
+                if let Some(end) = this.staged_end(&transfer, end, &buffers) {
+                    this.get.handle_transfer(now, transfer.id, end);
+                }
             }
             let due = this.get.poll_timeout();
             if due.is_some_and(|at| now >= at) {
@@ -150,6 +151,7 @@ impl Client {
                 self.counters.hits += 1;
                 self.counters.disk_hits += u64::from(self.staging.was_read(index));
                 self.counters.shared_hits += u64::from(self.staging.was_read_direct(index));
+                self.counters.direct_hits += u64::from(self.staging.was_read_exported(index));
                 self.counters.read_bytes += bytes;
                 return Ok(Some(bytes));
             }

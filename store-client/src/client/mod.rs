@@ -103,6 +103,11 @@ pub struct Counters {
     pub shared_hits: u64,
     /// Objects whose packs were not there any more, or too short.
     pub shared_lost: u64,
+    /// Keys that were read intact from exported disks by this client itself, past their nodes.
+    pub direct_hits: u64,
+    /// Reads of exported disks that were left to their nodes, by the reason, in the order of
+    /// [`NotDirect::COUNTED`](crate::NotDirect::COUNTED).
+    pub direct_fallbacks: [u64; 5],
     /// Misses because the disk that had the key did not deliver it in time, or failed.
     pub disk_misses: u64,
     /// Keys that were committed.
@@ -132,6 +137,8 @@ impl AddAssign for Counters {
             disk_hits,
             shared_hits,
             shared_lost,
+            direct_hits,
+            direct_fallbacks,
             disk_misses,
             puts,
             put_failures,
@@ -149,6 +156,10 @@ impl AddAssign for Counters {
         self.disk_hits += disk_hits;
         self.shared_hits += shared_hits;
         self.shared_lost += shared_lost;
+        self.direct_hits += direct_hits;
+        for (sum, of_other) in self.direct_fallbacks.iter_mut().zip(direct_fallbacks) {
+            *sum += of_other;
+        }
         self.disk_misses += disk_misses;
         self.puts += puts;
         self.put_failures += put_failures;

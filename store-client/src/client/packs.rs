@@ -1,5 +1,5 @@
-//! Reads of objects that are in packs: this client reads them itself ([`crate::packs`]), and asks their node
-//! only for those that it cannot read.
+//! Reads of objects that are in packs or on exported disks: this client reads them itself ([`crate::packs`],
+//! [`crate::direct`]), and asks their node only for those that it cannot read.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -7,11 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use store_core::chunks::stored_len;
+use store_core::SegmentNo;
 use store_core::client::Transfer;
+use te_engine::SegmentHandle;
 
 use super::Client;
 use super::staging::MISSED;
 use crate::config::ClientConfig;
+use crate::direct::{DirectRead, DirectReader, DiskName, NotDirect};
 use crate::disk::AlignedBuffer;
 use crate::mover::Buffers;
 use crate::packs::{NotRead, PackEnd, PackRead, PackReader, below};
@@ -20,27 +23,39 @@ use crate::segments::{PackPlace, Place};
 /// How long a directory that is not mounted here is not looked for again.
 const SHUN: Duration = Duration::from_secs(10);
 
-/// The objects of an operation that are read from packs.
+/// The objects of an operation that are read from packs, and from exported disks.
 pub(super) struct Packs {
     reader: PackReader,
+    direct: DirectReader,
     /// Another place of the shared directory than the nodes'.
     root: Option<Box<Path>>,
     last: u64,
     waiting: Vec<Waiting>,
     /// Ends that were waited for.
     ended: Vec<PackEnd>,
-    /// Transfers whose image has come.
-    images: Vec<u32>,
+    /// Transfers whose image has come, and from where.
+    images: Vec<(u32, Origin)>,
     not_mounted: HashMap<Arc<Path>, Instant>,
+    /// Until when disks are not read past their nodes.
+    not_direct: HashMap<SegmentNo, Instant>,
     directories: HashMap<u32, Arc<Path>>,
 }
 
-/// A read that waits for a file.
+/// What an image is read from.
+#[derive(Clone, Debug)]
+pub(super) enum Origin {
+    /// A directory of packs.
+    Packs(Arc<Path>),
+    /// An exported disk: where its node reads instead.
+    Disk { staging: SegmentHandle, service: u32 },
+}
+
+/// A read that waits for a file, or for a target.
 struct Waiting {
     id: u64,
     transfer: Transfer,
     deadline: Instant,
-    directory: Arc<Path>,
+    origin: Origin,
     /// It is worthless: its item is over.
     canceled: bool,
 }
@@ -50,12 +65,14 @@ impl Packs {
         let root = Some(config.shared.as_str()).filter(|root| !root.is_empty() && *root != "none");
         Self {
             reader: PackReader::new(),
+            direct: DirectReader::new(config.rpc, config.identity.cluster_secret(), config.exported_disks),
             root: root.map(|root| Path::new(root).into()),
             last: 0,
             waiting: Vec::new(),
             ended: Vec::new(),
             images: Vec::new(),
             not_mounted: HashMap::new(),
+            not_direct: HashMap::new(),
             directories: HashMap::new(),
         }
     }
@@ -78,10 +95,22 @@ impl Packs {
         }
     }
 
-    /// Whether a transfer was that of an image.
-    pub(super) fn take_image(&mut self, id: u32) -> bool {
-        let at = self.images.iter().position(|image| *image == id);
-        at.map(|at| self.images.swap_remove(at)).is_some()
+    /// What the image of a transfer was read from, if it was an image.
+    pub(super) fn take_image(&mut self, id: u32) -> Option<Origin> {
+        let at = self.images.iter().position(|(image, _)| *image == id)?;
+        Some(self.images.swap_remove(at).1)
+    }
+
+    /// Whether a disk is not to be read past its node for a time.
+    fn is_indirect(&mut self, disk: SegmentNo) -> bool {
+        match self.not_direct.get(&disk) {
+            Some(until) if *until > Instant::now() => true,
+            Some(_) => {
+                self.not_direct.remove(&disk);
+                false
+            }
+            None => false,
+        }
     }
 
     /// Waits for a file, until the next deadline at most.
@@ -163,7 +192,8 @@ impl Client {
             let id = state.last;
             let read = PackRead { id, directory: Arc::clone(&directory), sequence, offset, bytes };
             if state.reader.want(read) {
-                state.waiting.push(Waiting { id, transfer, deadline, directory, canceled: false });
+                let origin = Origin::Packs(directory);
+                state.waiting.push(Waiting { id, transfer, deadline, origin, canceled: false });
                 return false;
             }
         }
@@ -171,6 +201,61 @@ impl Client {
             self.staging.note(transfer.item, MISSED);
             self.mover.start(transfer, None, buffers)
         })
+    }
+
+    /// Reads an object from an exported disk, past its node. Returns whether it has begun.
+    pub(super) fn read_exported(
+        &mut self,
+        transfer: Transfer,
+        staging: SegmentHandle,
+        service: u32,
+    ) -> bool {
+        let patience = self.staging.patience;
+        let state = &mut self.staging.packs;
+        if state.direct.is_off() || state.is_indirect(transfer.segment) {
+            return false;
+        }
+        let Ok(bytes) = usize::try_from(stored_len(transfer.len)) else { return false };
+        let now = Instant::now();
+        let end = *self.staging.deadline.get_or_insert(now + patience);
+        // The other half is for the node.
+        let deadline = now + end.saturating_duration_since(now) / 2;
+        if deadline <= now {
+            return false;
+        }
+        state.last += 1;
+        let disk = DiskName { no: transfer.segment, service: self.segments.service(service).into() };
+        let read = DirectRead { id: state.last, disk, locator: transfer.addr, bytes, deadline };
+        let ended = state.reader.lend();
+        if !state.direct.want(read, ended) {
+            state.reader.take_back();
+            return false;
+        }
+        let origin = Origin::Disk { staging, service };
+        state.waiting.push(Waiting { id: state.last, transfer, deadline, origin, canceled: false });
+        true
+    }
+
+    /// An object was not read past the node of its disk: it is counted, and the disk may be left alone for a
+    /// time.
+    pub(super) fn not_direct(&mut self, transfer: &Transfer, why: NotDirect) {
+        if let Some(at) = NotDirect::COUNTED.iter().position(|counted| *counted == why) {
+            self.counters.direct_fallbacks[at] += 1;
+        }
+        log::debug!("operation {}: disk {}: {}", self.trace(), transfer.segment, why.name());
+        if why.shun().is_zero() {
+            return;
+        }
+        let until = Instant::now() + why.shun();
+        let known = self.staging.packs.not_direct.insert(transfer.segment, until);
+        if known.is_none() && why != NotDirect::NotExported {
+            log::info!(
+                "disk {} is exported, but {}: its node reads it for {} s",
+                transfer.segment,
+                why.text(),
+                why.shun().as_secs()
+            );
+        }
     }
 
     /// Has the node of a directory of packs read an object. `None`: there is none.
@@ -186,11 +271,23 @@ impl Client {
     /// Starts the moves of images that have come. Returns whether anything happened.
     pub(super) fn pump_packs(&mut self, buffers: &Buffers<'_, '_>) -> bool {
         let mut any = false;
-        while let Some((Waiting { transfer, directory, canceled, .. }, result)) = self.staging.packs.next() {
+        while let Some((Waiting { transfer, origin, canceled, .. }, result)) = self.staging.packs.next() {
             any = true;
+            if let Origin::Disk { staging, service } = origin
+                && !canceled
+                && !matches!(result, Some(Ok(_)))
+            {
+                let why = match result {
+                    Some(Err(NotRead::Direct(why))) => why,
+                    _ => NotDirect::Late,
+                };
+                self.not_direct(&transfer, why);
+                self.stage(transfer, staging, service, buffers);
+                continue;
+            }
             let failed = match result {
                 Some(Ok(image)) if !canceled => {
-                    self.staging.packs.images.push(transfer.id);
+                    self.staging.packs.images.push((transfer.id, origin));
                     if self.mover.start_image(transfer, image, buffers) {
                         self.counters.replica_failovers += 1;
                     }
@@ -203,6 +300,7 @@ impl Client {
                     continue;
                 }
             };
+            let Origin::Packs(directory) = origin else { continue };
             log::debug!("operation {}: {}: {failed:?}", self.trace(), directory.display());
             if failed == NotRead::NotMounted {
                 let packs = &mut self.staging.packs.not_mounted;

@@ -1,4 +1,5 @@
-//! Reads of objects that are on disks of nodes: their nodes read them into memory first ([`crate::stage`]).
+//! Reads of objects that are on disks of nodes: their nodes read them into memory first ([`crate::stage`]), or
+//! this client reads them where the disk is exported ([`crate::direct`]).
 //!
 //! ```text
 //!   GetOp ── Transfer from a disk ──▶ StageConnections ── staged ──▶ mover, as from memory ──▶ GetOp
@@ -21,8 +22,9 @@ use te_core::Outcome;
 use te_engine::SegmentHandle;
 
 use super::Client;
-use super::packs::Packs;
+use super::packs::{Origin, Packs};
 use crate::config::ClientConfig;
+use crate::direct::NotDirect;
 use crate::mover::Buffers;
 use crate::stage::{StageConnections, StageEnd, StagedAt, Wanted};
 
@@ -35,6 +37,8 @@ const READ: u8 = 1;
 pub(super) const MISSED: u8 = 2;
 /// It was read from a pack by this client.
 const DIRECT: u8 = 4;
+/// It was read from an exported disk by this client.
+const EXPORTED: u8 = 8;
 
 /// The objects of an operation that are read from disks.
 pub(super) struct Staging {
@@ -112,6 +116,11 @@ impl Staging {
         self.items.get(item).is_some_and(|known| known & (READ | DIRECT) == READ | DIRECT)
     }
 
+    /// Whether an item was read from an exported disk, past its node.
+    pub(super) fn was_read_exported(&self, item: usize) -> bool {
+        self.items.get(item).is_some_and(|known| known & (READ | EXPORTED) == READ | EXPORTED)
+    }
+
     /// Whether the disk that had an item did not deliver it.
     pub(super) fn was_missed(&self, item: usize) -> bool {
         self.items.get(item).is_some_and(|known| known & MISSED != 0)
@@ -120,7 +129,7 @@ impl Staging {
     /// Another replica of an item is read.
     pub(super) fn read_again(&mut self, item: u32) {
         if let Some(known) = self.items.get_mut(item as usize) {
-            *known &= !(READ | DIRECT);
+            *known &= !(READ | DIRECT | EXPORTED);
         }
     }
 
@@ -134,7 +143,8 @@ impl Staging {
 }
 
 impl Client {
-    /// Has an object read by its disk, and then from there. Returns whether the read is not the first
+    /// Reads an object from its disk: past its node where the disk is exported, else from where the node has
+    /// read it to. Returns whether the read is not the first
     /// transfer of its item, as far as it has begun.
     pub(super) fn read_from_disk(
         &mut self,
@@ -146,7 +156,7 @@ impl Client {
         if !self.get.handle_disk(transfer.id) {
             return false;
         }
-        self.stage(transfer, staging, service, buffers)
+        self.read_exported(transfer, staging, service) || self.stage(transfer, staging, service, buffers)
     }
 
     /// As [`read_from_disk`](Self::read_from_disk), for a read that has its turn.
@@ -213,26 +223,49 @@ impl Client {
         any
     }
 
-    /// The end of a transfer, if it was from staging memory: what was read too late does not count.
-    pub(super) fn staged_end(&mut self, transfer: &Transfer, end: TransferEnd) -> TransferEnd {
+    /// The end of a transfer, if it was from staging memory: what was read too late does not count. `None`: it
+    /// was from an exported disk and is not what was committed; its node reads it instead.
+    pub(super) fn staged_end(
+        &mut self,
+        transfer: &Transfer,
+        end: TransferEnd,
+        buffers: &Buffers<'_, '_>,
+    ) -> Option<TransferEnd> {
+        let applied = end.outcome == Outcome::Applied;
         let staging = &mut self.staging;
-        if staging.packs.take_image(transfer.id) {
-            let applied = end.outcome == Outcome::Applied;
-            staging.note(transfer.item, if applied { READ | DIRECT } else { MISSED });
-            return end;
+        match staging.packs.take_image(transfer.id) {
+            Some(Origin::Packs(_)) => {
+                staging.note(transfer.item, if applied { READ | DIRECT } else { MISSED });
+                return Some(end);
+            }
+            Some(Origin::Disk { staging: memory, service }) if applied => {
+                if !self.get.is_intact(transfer.id, &end) {
+                    self.not_direct(transfer, NotDirect::Damaged);
+                    self.stage(*transfer, memory, service, buffers);
+                    return None;
+                }
+                self.staging.note(transfer.item, READ | EXPORTED);
+                return Some(end);
+            }
+            Some(Origin::Disk { .. }) => {
+                staging.note(transfer.item, MISSED);
+                return Some(end);
+            }
+            None => {}
         }
         if staging.reading.is_empty() {
-            return end;
+            return Some(end);
         }
-        let Some(at) = staging.reading.iter().position(|(id, _)| *id == transfer.id) else { return end };
+        let Some(at) = staging.reading.iter().position(|(id, _)| *id == transfer.id) else {
+            return Some(end);
+        };
         let (_, staged) = staging.reading.swap_remove(at);
         let valid = staging.connections.is_valid(&staged, &mut staging.ends);
-        let applied = end.outcome == Outcome::Applied;
         // A read that failed may still be under way: the memory is not used for another object meanwhile.
         staging.connections.release(&staged, applied);
         let counts = applied && valid;
         staging.note(transfer.item, if counts { READ } else { MISSED });
-        if counts || !applied { end } else { TransferEnd::not_applied() }
+        Some(if counts || !applied { end } else { TransferEnd::not_applied() })
     }
 
     /// Waits until there may be progress, while objects are waited for that are on disks.

@@ -96,7 +96,7 @@ impl From<DiskList> for String {
 }
 
 /// `500GiB`, `2T`, `1073741824`: binary units, as everywhere.
-fn size_of(text: &str) -> Option<u64> {
+pub(super) fn size_of(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let shift = match text[digits..].to_ascii_lowercase().as_str() {
         "" | "b" => 0,

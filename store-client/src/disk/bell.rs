@@ -18,7 +18,7 @@ struct Inner {
 }
 
 impl Bell {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Arc::new(Inner { event: EventFd::new()?, rung: AtomicBool::new(false) })))
     }
 
@@ -36,6 +36,15 @@ impl Bell {
         self.0.event.wait(timeout);
         self.0.event.lower();
         // After the descriptor: a ring in between is not lost, because the caller has yet to look.
+        self.0.rung.store(false, Ordering::SeqCst);
+    }
+
+    /// As [`wait`](Self::wait), and until the descriptor is readable.
+    #[cfg(feature = "nvmeof")]
+    pub(crate) fn wait_or(&self, fd: std::os::fd::RawFd, timeout: Option<Duration>) {
+        use std::os::fd::AsRawFd as _;
+        te_host::park([self.0.event.as_raw_fd(), fd], timeout);
+        self.0.event.lower();
         self.0.rung.store(false, Ordering::SeqCst);
     }
 

@@ -104,6 +104,13 @@ pub enum DiskError {
         /// Bytes that there are.
         bytes: u64,
     },
+    /// The namespace that the disk is said to be is not this disk.
+    NotExported {
+        /// The disk.
+        path: PathBuf,
+        /// What is wrong with the namespace, and with which one.
+        why: String,
+    },
     /// A size is not possible.
     Geometry(GeometryError),
     /// A setting is not possible.
@@ -143,6 +150,12 @@ impl fmt::Display for DiskError {
             Self::Bucket { path, action, fault } => {
                 write!(f, "{}: cannot {action}: {fault}", path.display())
             }
+            Self::NotExported { path, why } => write!(
+                f,
+                "{}: its export is wrong: {why}: name the namespace that is this disk, and where the disk begins \
+                 in it, in `disk_exports`",
+                path.display()
+            ),
             Self::NoDirectIo(path) => write!(
                 f,
                 "{}: this file system does not support direct I/O (O_DIRECT): use ext4, XFS or a block device",

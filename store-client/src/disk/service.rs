@@ -2,7 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -193,6 +194,8 @@ impl DiskService {
             inbox: Inbox::default(),
             stats: Mutex::new(meter.measure(&disk, driver.name(), &lent)),
             close_by: Mutex::new(None),
+            extents: RwLock::default(),
+            locates: AtomicBool::new(false),
         });
         let shell = Shell {
             clock,
@@ -204,6 +207,7 @@ impl DiskService {
             lent,
             withheld: false,
             meter,
+            told_extents: u64::MAX,
         };
         thread::Builder::new().name("snowskin-disk".into()).spawn(move || shell.run())?;
         Ok(Self { bell, outbox, shared })
@@ -291,6 +295,20 @@ impl DiskService {
     #[must_use]
     pub fn wait_event(&self, timeout: Duration) -> Option<DiskEvent> {
         self.outbox.wait(timeout)
+    }
+
+    /// From here on, [`extent_at`](Self::extent_at) has answers.
+    pub(crate) fn locate_extents(&self) {
+        self.shared.locates.store(true, Ordering::Relaxed);
+        self.bell.ring();
+    }
+
+    /// Where the extent with this sequence begins on the disk, bytes; `None`: it is not known here, or not any
+    /// more. The answer may be outdated when it arrives.
+    pub(crate) fn extent_at(&self, sequence: u64) -> Option<u64> {
+        let extents = self.shared.extents.read().unwrap_or_else(PoisonError::into_inner);
+        let at = extents.binary_search_by_key(&sequence, |(sequence, _)| *sequence).ok()?;
+        Some(extents[at].1)
     }
 
     /// A snapshot, at most about 100 ms old.

@@ -1,6 +1,7 @@
 //! What the owner of a disk and its thread share.
 
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::Instant;
 
 use super::inbox::{Command, Inbox};
@@ -13,6 +14,10 @@ pub(super) struct Shared {
     pub(super) stats: Mutex<DiskStats>,
     /// When the thread ends at the latest, once the inbox is closed.
     pub(super) close_by: Mutex<Option<Instant>>,
+    /// Where extents begin on the disk, by sequence, ascending; kept if `locates`.
+    pub(super) extents: RwLock<Vec<(u64, u64)>>,
+    /// Whether somebody wants to know where extents are.
+    pub(super) locates: AtomicBool,
 }
 
 /// Tells the owner that the thread has ended, even when it has panicked.

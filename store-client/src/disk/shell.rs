@@ -1,5 +1,6 @@
 //! The thread of a disk: carries requests to the core, orders to the driver, and events to the owner.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,8 @@ pub(super) struct Shell {
     /// Events of the core that wait for room in the outbox.
     pub(super) withheld: bool,
     pub(super) meter: Meter,
+    /// Which extents others were told of, as the core counts.
+    pub(super) told_extents: u64,
 }
 
 impl Shell {
@@ -87,6 +90,7 @@ impl Shell {
 
     /// Passes orders to the driver and events to the owner.
     fn pass_on(&mut self) {
+        self.tell_extents();
         loop {
             self.pass_orders();
             while self.outbox.has_room()
@@ -287,6 +291,17 @@ impl Shell {
             }
         };
         self.outbox.push(event);
+    }
+
+    /// Tells others where extents are, before anything about objects in them.
+    fn tell_extents(&mut self) {
+        let version = self.disk.extents_version();
+        if self.told_extents == version || !self.shared.locates.load(Ordering::Relaxed) {
+            return;
+        }
+        self.told_extents = version;
+        let extents = self.disk.extents().collect();
+        *self.shared.extents.write().unwrap_or_else(PoisonError::into_inner) = extents;
     }
 
     fn due_in(&self) -> Option<Duration> {

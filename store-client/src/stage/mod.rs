@@ -37,6 +37,10 @@
 //! Such a buffer is in *quarantine* until [`StageJob`] has been finished. A job that is dropped without being
 //! finished keeps its buffer for good.
 //!
+//! # Past the node
+//! Where a disk is also a namespace of a target of NVMe over TCP, its node says where, and where extents are
+//! on it (`LocateExtents`). Readers that can read it there ask for nothing else (`crate::direct`).
+//!
 //! # Who may read
 //! If a node has a cluster secret, a connection has to prove it in its greeting, exactly as for requests to
 //! the master; other connections can only say hello. This is the rule of the node's engine as well: a reader
@@ -62,7 +66,7 @@ mod tests;
 pub use config::{StageConfig, StageError};
 pub(crate) use connections::{StageConnections, StageEnd, StagedAt, Wanted};
 pub use server::{StageCounters, StageServer};
-pub use source::{StageJob, StageSource};
+pub use source::{Exported, StageJob, StageSource};
 #[cfg(any(test, feature = "testkit"))]
 pub use testkit::MapSource;
 

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
-use store_core::message::{Hello, Kind, Operation as _, ReleaseStaged, Stage, StageWindow, encode_failure};
+use store_core::message::{
+    ExportedDisk, Hello, Kind, LocateExtents, Operation as _, ReleaseStaged, Stage, StageWindow, encode_failure,
+};
 use store_core::{ErrorCode, Frame, FrameBuffer, WireError};
 use te_core::Secret;
 
@@ -280,8 +282,29 @@ impl Serving {
                 tickets.for_each(|ticket| self.desk.release(token as u64, ticket));
                 Ok(ReleaseStaged::encode_response(&mut connection.out, id, &(), std::iter::empty())?)
             }
+            Kind::LocateExtents => self.locate(connection, frame),
             _ => Err(ErrorCode::NotSupported),
         }
+    }
+
+    fn locate(&self, connection: &mut Connection, frame: &Frame<'_>) -> Result<(), ErrorCode> {
+        let (disk, sequences) = LocateExtents::decode_request(frame.body)?;
+        if sequences.len() > ITEMS_MAX {
+            return Err(ErrorCode::KeysUltraLimit);
+        }
+        let sequences: Vec<u64> = sequences.collect();
+        let (exported, extents) = self.source.locate(disk, &sequences).ok_or(ErrorCode::NotSupported)?;
+        let said = ExportedDisk {
+            uuid: exported.uuid,
+            bytes: exported.bytes,
+            extent_bytes: exported.extent_bytes,
+            address: &exported.address.to_string(),
+            nqn: &exported.nqn,
+            nsid: exported.nsid,
+            offset: exported.offset,
+        };
+        let extents = extents.into_iter().map(|at| at.ok_or(ErrorCode::ObjectNotFound));
+        Ok(LocateExtents::encode_response(&mut connection.out, frame.header.request_id, &said, extents)?)
     }
 
     fn stage(

@@ -1,10 +1,12 @@
 //! What a stage service reads from.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use mio::Waker;
+use store_core::message::ExportedDisk;
 use store_core::{ErrorCode, SegmentNo};
 use te_core::MemSpan;
 use te_engine::SharedRegion;
@@ -18,6 +20,42 @@ pub trait StageSource: Send + Sync {
     /// A job that cannot be taken, because a queue is full or because nothing is at its locator, is
     /// [finished](StageJob::finish) with an error before the call returns.
     fn stage(&self, job: StageJob);
+
+    /// Where readers reach a disk without its node, and where the extents with these sequences begin on it,
+    /// bytes. `None`: it is not exported, as no disk is by default.
+    fn locate(&self, disk: SegmentNo, sequences: &[u64]) -> Option<(Arc<Exported>, Vec<Option<u64>>)> {
+        let _ = (disk, sequences);
+        None
+    }
+}
+
+/// A disk that readers reach without its node: what [`ExportedDisk`] says, which explains the fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// [`ExportedDisk::uuid`].
+    pub uuid: [u8; 16],
+    /// [`ExportedDisk::bytes`].
+    pub bytes: u64,
+    /// [`ExportedDisk::extent_bytes`].
+    pub extent_bytes: u32,
+    /// [`ExportedDisk::address`].
+    pub address: SocketAddr,
+    /// [`ExportedDisk::nqn`].
+    pub nqn: String,
+    /// [`ExportedDisk::nsid`].
+    pub nsid: u32,
+    /// [`ExportedDisk::offset`].
+    pub offset: u64,
+}
+
+impl Exported {
+    /// What a node says. `None`: it cannot be.
+    pub(crate) fn of(said: &ExportedDisk<'_>) -> Option<Self> {
+        let ExportedDisk { uuid, bytes, extent_bytes, nsid, offset, .. } = *said;
+        let address = said.address.parse().ok()?;
+        let this = Self { uuid, bytes, extent_bytes, address, nqn: said.nqn.to_owned(), nsid, offset };
+        (extent_bytes > 0 && offset.checked_add(bytes).is_some()).then_some(this)
+    }
 }
 
 /// An object that is to be read from a disk into a buffer.

@@ -37,6 +37,21 @@ pub(crate) unsafe fn register_slot(engine: &mut Engine, span: MemSpan) -> Result
     unsafe { engine.register(span, Access::LOCAL) }
 }
 
+/// Registers a buffer that a transport reads into.
+///
+/// # Safety
+/// `span` stays mapped, and nothing refers to its bytes, until the region is deregistered or the transport is
+/// dropped.
+#[cfg(feature = "nvmeof")]
+pub(crate) unsafe fn register_buffer(
+    memory: &mut impl te_core::Memory,
+    id: RegionId,
+    span: MemSpan,
+) -> Result<(), te_core::Error> {
+    // SAFETY: the caller promises what registration needs.
+    unsafe { memory.register(id, span, Access::LOCAL) }
+}
+
 /// Copies bytes of registered host memory out. Does nothing when the range does not lie inside the span.
 pub(crate) fn read_span(span: MemSpan, offset: u64, out: &mut [u8]) {
     let Ok(part) = span.require(MemoryKinds::HOST).and_then(|()| span.part(offset, out.len() as u64)) else {

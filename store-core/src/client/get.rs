@@ -273,6 +273,15 @@ impl GetOp {
         }
     }
 
+    /// Whether a transfer that ends like this has brought the bytes that were committed.
+    #[must_use]
+    pub fn is_intact(&self, id: u32, end: &TransferEnd) -> bool {
+        let Some(State { object, .. }) = self.items.get(id as usize) else { return false };
+        // Bound to the key that was requested: the checksum of another key's object does not verify.
+        let found = bound(end.checksum, self.keys.key(id as usize).0, object.generation);
+        end.outcome == Outcome::Applied && found == object.checksum && !end.damaged
+    }
+
     /// Reports that a transfer ended. `now` is a time after its last byte arrived.
     pub fn handle_transfer(&mut self, now: Instant, id: u32, end: TransferEnd) {
         let Some(state) = self.items.get_mut(id as usize).filter(|state| state.reading) else { return };
@@ -282,11 +291,10 @@ impl GetOp {
         if self.is_quick && now >= self.asked_at + SLOW {
             self.slow_until = now + SLOW_FOR;
         }
-        let object = &state.object;
         let applied = end.outcome == Outcome::Applied;
-        // Bound to the key that was requested: the checksum of another key's object does not verify.
-        let found = bound(end.checksum, self.keys.key(id as usize).0, object.generation);
-        let intact = applied && found == object.checksum && !end.damaged;
+        let intact = self.is_intact(id, &end);
+        let state = &self.items[id as usize];
+        let object = &state.object;
         // Once the lease is over, the memory may legitimately hold other bytes.
         if applied && !intact && now < self.lease_end {
             let count = object.replicas.len();

@@ -110,12 +110,14 @@ pub(super) struct Extents {
     records: Vec<Record>,
     by_sequence: BTreeMap<u64, u32>,
     free: VecDeque<u32>,
+    /// Counts changes of `by_sequence`.
+    pub(super) version: u64,
 }
 
 impl Extents {
     pub(super) fn new(geometry: &Geometry) -> Self {
         let records: Vec<Record> = (0..geometry.extents()).map(|_| Record::UNUSED).collect();
-        Self { records, by_sequence: BTreeMap::new(), free: VecDeque::new() }
+        Self { records, by_sequence: BTreeMap::new(), free: VecDeque::new(), version: 0 }
     }
 
     pub(super) fn slot(&self, slot: u32) -> &Record {
@@ -159,6 +161,7 @@ impl Extents {
     pub(super) fn insert(&mut self, slot: u32, sequence: u64, stream: Stream, status: Status) {
         *self.slot_mut(slot) = Record { sequence, stream, status, ..Record::UNUSED };
         self.by_sequence.insert(sequence, slot);
+        self.version += 1;
     }
 
     /// Makes a slot free that contains nothing.
@@ -175,6 +178,7 @@ impl Extents {
         }
         let (bad, sequence) = (record.bad, record.sequence);
         self.by_sequence.remove(&sequence);
+        self.version += 1;
         if bad {
             *self.slot_mut(slot) = Record { status: Status::Unusable, bad, ..Record::UNUSED };
         } else {

@@ -13,6 +13,7 @@
 //!        client                                      node
 //!   wants an object     ── Stage ──────────────────▶  reads it into memory that is exported
 //!   reads it one-sided  ── ReleaseStaged ──────────▶  uses that memory again
+//!   reads past the node ── LocateExtents ──────────▶  says where extents are in its exported disk
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -244,4 +245,23 @@ pub struct Staged {
     pub ticket: u64,
     /// The first byte's address in the export of the disk's segment.
     pub addr: u64,
+}
+
+/// A disk of a node that readers can reach themselves, as a namespace of a target of NVMe over TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportedDisk<'a> {
+    /// The disk's name, which is in the headers of its extents.
+    pub uuid: [u8; 16],
+    /// Bytes from the beginning of the disk to the end of its last extent.
+    pub bytes: u64,
+    /// Bytes of an extent.
+    pub extent_bytes: u32,
+    /// Where the target listens, `ADDR:PORT`.
+    pub address: &'a str,
+    /// The NQN of the subsystem.
+    pub nqn: &'a str,
+    /// The number of the namespace.
+    pub nsid: u32,
+    /// Where the disk begins in the namespace, bytes.
+    pub offset: u64,
 }

@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use super::Call;
 use crate::message::{
-    AdoptObjects, Adoption, DiskReady, EndDiskOrders, FetchDiskOrders, Lease, MountDisks, ReclaimExtents,
-    ReleaseStaged, Stage,
+    AdoptObjects, Adoption, DiskReady, EndDiskOrders, FetchDiskOrders, Lease, LocateExtents, MountDisks,
+    ReclaimExtents, ReleaseStaged, Stage,
 };
 use crate::{ErrorCode, Master};
 
@@ -56,5 +56,11 @@ pub(super) fn stage(_: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
 /// As [`stage`].
 pub(super) fn release_staged(_: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
     call.request.read::<ReleaseStaged>()?;
+    Err(ErrorCode::NotSupported)
+}
+
+/// As [`stage`].
+pub(super) fn locate_extents(_: &mut Master, call: Call<'_>) -> Result<(), ErrorCode> {
+    call.request.read::<LocateExtents>()?;
     Err(ErrorCode::NotSupported)
 }

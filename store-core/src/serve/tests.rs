@@ -65,6 +65,7 @@ const EXPECTED: &[(Kind, &str, &str)] = &[
     (Kind::ReclaimExtents, "xx00", "xx00"),
     (Kind::Stage, ".000", ".000"),
     (Kind::ReleaseStaged, ".000", ".000"),
+    (Kind::LocateExtents, ".000", ".000"),
     (Kind::ClaimExtents, "xx00", "xx00"),
     (Kind::ReleaseExtents, "xx00", "xx00"),
     (Kind::TakePage, ".000", ".000"),

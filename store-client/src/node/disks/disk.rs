@@ -21,7 +21,8 @@ use super::lend::lend;
 use super::packs::{self, Medium, ended, in_background, is_bucket};
 use super::source::code_of;
 use super::{DiskKind, DiskReport, DisksError, Place};
-use crate::config::NodeDiskConfig;
+use crate::config::{DiskExport, NodeDiskConfig};
+use crate::direct;
 use crate::disk::{
     Caching, Demote, DiskError, DiskEvent, DiskFile, DiskOptions, DiskService, FormatOptions, Lent, NotDone,
     Room,
@@ -29,6 +30,7 @@ use crate::disk::{
 use crate::error::{ConnectError, RpcError};
 use crate::node::tasks::Mounted;
 use crate::rpc::RpcConnection;
+use crate::stage::Exported;
 
 /// Most orders at a time.
 const ORDERS_MAX: u32 = 1_024;
@@ -80,6 +82,8 @@ pub(super) struct NodeDisk {
     background: Option<JoinHandle<Result<Step, DiskError>>>,
     not_before: Option<Instant>,
     extent_bytes: u64,
+    /// Where readers reach it without this node.
+    exported: Option<Arc<Exported>>,
     /// Packs in a bucket that no process can read.
     #[cfg(feature = "s3")]
     gone: Option<crate::disk::Gone>,
@@ -102,15 +106,21 @@ pub(super) struct NodeDisk {
 }
 
 impl NodeDisk {
-    /// Opens the file, or makes and formats it if it has a size and does not exist.
-    pub(super) fn new(config: &NodeDiskConfig) -> Result<Self, ConnectError> {
+    /// Opens the file, or makes and formats it if it has a size and does not exist. If it is exported, the
+    /// namespace has to be this disk; a target that does not answer is no reason not to start.
+    pub(super) fn new(config: &NodeDiskConfig, export: Option<&DiskExport>) -> Result<Self, ConnectError> {
         if config.bytes.is_some() && !config.path.exists() {
             let bytes = config.bytes;
             let options = FormatOptions { bytes, ..FormatOptions::default() };
             format(config, options).map_err(ConnectError::Disk)?;
         }
         let file = DiskFile::open(&config.path, Caching::Direct).map_err(ConnectError::Disk)?;
-        Ok(Self::of(config.path.clone(), DiskKind::Local, Medium::File(file)))
+        let exported = match export {
+            Some(export) => Some(direct::exported(export, &file).map_err(ConnectError::Disk)?),
+            None => None,
+        };
+        let this = Self::of(config.path.clone(), DiskKind::Local, Medium::File(file));
+        Ok(Self { exported: exported.map(Arc::new), ..this })
     }
 
     /// Opens the directory of packs that the node has below a shared directory or in a bucket, or makes one.
@@ -142,6 +152,7 @@ impl NodeDisk {
             background: None,
             not_before: None,
             extent_bytes: 1,
+            exported: None,
             #[cfg(feature = "s3")]
             gone: None,
             service: None,
@@ -430,7 +441,7 @@ impl NodeDisk {
         if place.write_bytes_per_s_max > 0 && service.set_wear_limit(place.write_bytes_per_s_max).is_err() {
             log::error!("{}: the limit on bytes written per second does not hold", self.path.display());
         }
-        place.sources.add(disk, Arc::clone(&service));
+        place.sources.add(disk, Arc::clone(&service), self.exported.clone());
         (self.service, self.no) = (Some(service), Some(disk));
     }
 

@@ -130,7 +130,8 @@ impl Disks {
             }
         }
         for each in &config.disks.0 {
-            disks.push(NodeDisk::new(each)?);
+            let export = config.disk_exports.0.iter().find(|export| export.path == each.path);
+            disks.push(NodeDisk::new(each, export)?);
         }
         let len = usize::try_from(config.stage.memory_bytes).unwrap_or(usize::MAX);
         let staging = engine.alloc_shared_with(len, Access::REMOTE_READ, Populate::OnFirstUse)?;

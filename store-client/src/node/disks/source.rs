@@ -9,12 +9,12 @@ use te_engine::SharedRegion;
 
 use super::lend::lend;
 use crate::disk::{DiskService, NotDone, Stage};
-use crate::stage::{StageJob, StageSource};
+use crate::stage::{Exported, StageJob, StageSource};
 
 /// The disks that can be read now, by their numbers, and the reads under way.
 pub(super) struct Sources {
     staging: SharedRegion,
-    disks: RwLock<HashMap<SegmentNo, Arc<DiskService>>>,
+    disks: RwLock<HashMap<SegmentNo, (Arc<DiskService>, Option<Arc<Exported>>)>>,
     jobs: Mutex<Jobs>,
 }
 
@@ -30,8 +30,11 @@ impl Sources {
     }
 
     /// The disk can be read under this number from here on.
-    pub(super) fn add(&self, disk: SegmentNo, service: Arc<DiskService>) {
-        self.disks.write().unwrap_or_else(PoisonError::into_inner).insert(disk, service);
+    pub(super) fn add(&self, disk: SegmentNo, service: Arc<DiskService>, exported: Option<Arc<Exported>>) {
+        if exported.is_some() {
+            service.locate_extents();
+        }
+        self.disks.write().unwrap_or_else(PoisonError::into_inner).insert(disk, (service, exported));
     }
 
     /// The number means nothing from here on. Reads under way end.
@@ -58,7 +61,7 @@ impl Sources {
             id
         };
         let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
-        let service = disks.get(&disk).ok_or((id, ErrorCode::SegmentNotFound))?;
+        let (service, _) = disks.get(&disk).ok_or((id, ErrorCode::SegmentNotFound))?;
         // The buffer is a part of the staging memory, and the job is kept until the disk has returned it.
         let buffer = lend(&self.staging, span.as_ptr().addr() as u64, span.len() as u64)
             .ok_or((id, ErrorCode::InternalError))?;
@@ -72,6 +75,13 @@ impl StageSource for Sources {
         if let Err((id, error)) = self.begin(job) {
             self.ended(id, Err(error));
         }
+    }
+
+    fn locate(&self, disk: SegmentNo, sequences: &[u64]) -> Option<(Arc<Exported>, Vec<Option<u64>>)> {
+        let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
+        let (service, exported) = disks.get(&disk)?;
+        let extents = sequences.iter().map(|sequence| service.extent_at(*sequence)).collect();
+        Some((Arc::clone(exported.as_ref()?), extents))
     }
 }
 
