@@ -65,8 +65,7 @@ pub enum NotDirect {
 
 impl NotDirect {
     /// The reasons that are counted, in the order of [`Counters::direct_fallbacks`](crate::Counters).
-    pub const COUNTED: [Self; 5] =
-        [Self::Unreachable, Self::Foreign, Self::Moved, Self::Damaged, Self::Late];
+    pub const COUNTED: [Self; 5] = [Self::Unreachable, Self::Foreign, Self::Moved, Self::Damaged, Self::Late];
 
     /// As it is called in metrics.
     #[must_use]

@@ -100,11 +100,11 @@ mod sys;
 
 pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{Client, Counters, PutRange};
-pub use direct::NotDirect;
 pub use config::{
-    ClientConfig, DiskExport, DiskExportList, DiskList, NodeConfig, NodeCxlConfig, NodeDiskConfig, UnknownDisk,
-    UnknownExport,
+    ClientConfig, DiskExport, DiskExportList, DiskList, NodeConfig, NodeCxlConfig, NodeDiskConfig,
+    UnknownDisk, UnknownExport,
 };
+pub use direct::NotDirect;
 pub use error::{ConnectError, DeviceError, RpcError, StoreError};
 pub use item::{Get, PARTS_MAX, Put, Sink, Source, Tally};
 pub use local::{LocalBuffer, LocalClient, LocalRange, LocalServer};

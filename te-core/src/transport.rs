@@ -275,6 +275,12 @@ pub trait Transport: Memory {
         None
     }
 
+    /// The transport by its own type, for a caller that knows it and what it alone can do. `None`: it can do
+    /// nothing else.
+    fn as_any(&mut self) -> Option<&mut dyn core::any::Any> {
+        None
+    }
+
     /// Whether an initiator with this identity has a connection to us, or maps our memory. An identity is a
     /// random number for one life of one engine; no engine has 0. An initiator that was
     /// [expelled](Self::expel) is not connected.
@@ -366,6 +372,9 @@ macro_rules! forward {
             }
             fn why_not_exported(&self, region: RegionId) -> Option<String> {
                 (**self).why_not_exported(region)
+            }
+            fn as_any(&mut self) -> Option<&mut dyn core::any::Any> {
+                (**self).as_any()
             }
             fn is_connected(&self, peer: u64) -> bool {
                 (**self).is_connected(peer)

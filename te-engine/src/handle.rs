@@ -296,6 +296,37 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
+    /// Mounts storage as a part of this engine's segment: see [`Engine::mount_storage`]. Waits until the target
+    /// has agreed, at most `timeout`.
+    ///
+    /// # Errors
+    /// As [`Engine::mount_storage`] and [`Engine::list_storage`]; `Rails` with `TimedOut`. Nothing is mounted
+    /// then.
+    #[cfg(feature = "nvmeof")]
+    pub fn mount_storage(
+        &self,
+        storage: &crate::Storage,
+        access: Access,
+        timeout: Duration,
+    ) -> Result<crate::MountedStorage, RegisterError> {
+        let give_up = Instant::now() + timeout;
+        let storage = storage.clone();
+        let begun = self.call(move |engine| engine.mount_storage(&storage, access));
+        let mounted = begun.unwrap_or_else(|unavailable| Err(unavailable.into()))?;
+        loop {
+            let listed = self.call(move |engine| engine.list_storage(&mounted));
+            match listed.unwrap_or_else(|unavailable| Err(unavailable.into())) {
+                Ok(true) => return Ok(mounted),
+                Ok(false) if Instant::now() < give_up => std::thread::sleep(PEER_COPY),
+                Ok(false) => {
+                    self.unregister(mounted.region)?;
+                    return Err(RegisterError::Rails(te_core::ErrorKind::TimedOut.into()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Quarantines shared memory for which [`unregister`](Self::unregister) returns `Busy` because a stopped
     /// peer may be in the middle of a copy: see [`Engine::quarantine_shared`]. A clone of `region` that is
     /// kept would keep the addresses in use.

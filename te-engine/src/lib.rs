@@ -124,6 +124,8 @@ pub use affinity::Affinity;
 pub use config::{Config, ControlConfig, MetadataConfig, TopologySource};
 pub use descriptor::{Descriptor, RegionDescriptor};
 pub use engine::{Engine, FenceHandle};
+#[cfg(feature = "nvmeof")]
+pub use engine::{MountedStorage, Storage};
 pub use error::{
     AtIndex, ExpelError, GivenBack, RegisterError, RequestProblem, SegmentError, StartError, TransferError,
 };
@@ -144,4 +146,6 @@ pub use request::{
 #[cfg(feature = "cxl")]
 pub use te_cxl as cxl;
 pub use te_fabric::ConfigError;
+#[cfg(feature = "nvmeof")]
+pub use te_nvmeof as nvmeof;
 pub use transfer::Transfer;

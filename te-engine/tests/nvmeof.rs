@@ -7,10 +7,11 @@ mod common;
 use std::time::Duration;
 
 use common::{EVERYTHING, bytes, pattern, request};
-use te_core::{Access, ExpelMode, Op};
+use te_core::{Access, ErrorKind, ExpelMode, Memory as _, Op, Transport as _};
+use te_engine::nvmeof::Namespace;
 use te_engine::{
-    Config, Expulsion, RequestProblem, SegmentHandle, SharedRegion, SubmitOptions, TransferEngine,
-    TransferError,
+    Config, Expulsion, MountedStorage, RegisterError, RequestProblem, SegmentHandle, SharedRegion, Storage,
+    SubmitOptions, TransferEngine, TransferError,
 };
 
 const LONG: Option<Duration> = Some(Duration::from_secs(30));
@@ -100,6 +101,163 @@ fn an_expelled_peer_writes_no_more() {
     let ended = pair.here.submit_with(&requests, &options).and_then(|batch| batch.wait(LONG).map(drop));
     assert!(ended.is_err());
     assert_eq!(bytes(&pair.remote)[..4096], [0; 4096]);
+}
+
+/// A box of disks that runs nothing of ours: a target in a thread, open to any host.
+struct Disks {
+    namespace: Namespace,
+    memory: std::sync::Arc<te_fabric::testkit::Block>,
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+/// The block is reached through volatile copies alone.
+struct Shared(std::sync::Arc<te_fabric::testkit::Block>);
+
+// SAFETY: as its comment says; it is freed by the last of those that share it.
+unsafe impl Send for Shared {}
+
+impl Disks {
+    fn new() -> Self {
+        let config = te_engine::nvmeof::Config { open_to_hosts: true, ..Default::default() };
+        let mut transport = te_engine::nvmeof::NvmeofTransport::new(config).unwrap();
+        let memory = std::sync::Arc::new(te_fabric::testkit::Block::new(LEN));
+        let id = te_core::RegionId::new(0, 1);
+        // SAFETY: the thread drops the transport before its share of the block.
+        unsafe { transport.register(id, memory.span(), Access::REMOTE_READ | Access::REMOTE_WRITE) }.unwrap();
+        let namespace = transport.namespace(id).unwrap();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let (stopped, shared) = (stop.clone(), Shared(memory.clone()));
+        let thread = std::thread::spawn(move || {
+            let (started, shared) = (std::time::Instant::now(), shared);
+            while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
+                std::thread::yield_now();
+            }
+            drop(transport);
+            drop(shared.0);
+        });
+        Self { namespace, memory, stop, thread: Some(thread) }
+    }
+
+    fn storage(&self, take_over: bool) -> Storage {
+        Storage { namespace: self.namespace.clone(), range: 0..LEN as u64, epoch: 1, take_over }
+    }
+}
+
+impl Drop for Disks {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+const GRANULE: u64 = 4_096;
+
+/// An engine that only knows this fabric.
+fn engine() -> TransferEngine {
+    TransferEngine::start(Config { fabrics: "nvmeof".parse().unwrap(), ..Config::default() }).unwrap()
+}
+
+fn mounted(owner: &TransferEngine, storage: &Storage) -> Result<MountedStorage, RegisterError> {
+    owner.mount_storage(storage, EVERYTHING, Duration::from_secs(20))
+}
+
+fn moved_by(engine: &TransferEngine) -> u64 {
+    engine.stats().rails.iter().map(|rail| rail.bytes).sum()
+}
+
+#[test]
+fn storage_that_an_engine_mounts_is_used_by_peers_past_it() {
+    let disks = Disks::new();
+    let (owner, here) = (engine(), engine());
+    let storage = mounted(&owner, &disks.storage(false)).unwrap();
+    assert_eq!(storage.len, LEN as u64 - GRANULE);
+    let segment = here.open_segment(owner.name()).unwrap();
+    let local = here.alloc_shared(LEN, Access::LOCAL).unwrap();
+    let content = pattern(3, 1 << 20);
+    local.write(0, &content).unwrap();
+    let transfer = |op, at: u64, to: u64, len: u64| {
+        let requests = [request(op, (local.id(), at), segment, storage.addr + to, len)];
+        here.submit(&requests, Some(Duration::from_secs(20)))?.wait(LONG).map(drop)
+    };
+    transfer(Op::Write, 0, 8_192, 1 << 20).unwrap();
+    assert!(disks.memory.get(GRANULE + 8_192, 1 << 20) == content, "behind the superblock");
+    transfer(Op::Read, 1 << 20, 8_192, 1 << 20).unwrap();
+    assert!(bytes(&local)[1 << 20..][..1 << 20] == content);
+    assert_eq!(moved_by(&owner), 0, "nothing has passed through its owner");
+    let outside = transfer(Op::Write, 0, storage.len, GRANULE);
+    assert!(outside.is_err());
+    // It is no memory of its owner.
+    let own = owner.open_segment(owner.name()).unwrap();
+    let requests = [request(Op::Read, (storage.region, 0), own, storage.addr, GRANULE)];
+    let refused = owner.submit(&requests, LONG).and_then(|batch| batch.wait(LONG).map(drop));
+    assert!(matches!(refused, Err(TransferError::Request { index: 0, .. })), "{refused:?}");
+    // What is not mounted any more is not listed, and may be mounted again.
+    owner.unregister(storage.region).unwrap();
+    let again = mounted(&owner, &Storage { epoch: 2, ..disks.storage(false) }).unwrap();
+    assert!(again.addr > storage.addr + storage.len);
+}
+
+#[test]
+fn after_the_death_of_an_owner_its_heir_fences_everybody_before_it_lists_the_storage() {
+    let disks = Disks::new();
+    let (owner, here) = (engine(), engine());
+    let storage = mounted(&owner, &disks.storage(false)).unwrap();
+    let segment = here.open_segment(owner.name()).unwrap();
+    let local = here.alloc_shared(LEN, Access::LOCAL).unwrap();
+    local.write(0, &[7; 8_192]).unwrap();
+    let write = |segment, addr| {
+        let requests = [request(Op::Write, (local.id(), 0), segment, addr, 8_192)];
+        here.submit(&requests, Some(Duration::from_secs(5)))?.wait(LONG).map(drop)
+    };
+    write(segment, storage.addr).unwrap();
+    drop(owner);
+    write(segment, storage.addr).unwrap();
+    let heir = engine();
+    let refused = mounted(&heir, &disks.storage(false)).unwrap_err();
+    let is = |error: &RegisterError, kind| matches!(error, RegisterError::Rails(of) if of.kind == kind);
+    assert!(is(&refused, ErrorKind::AccessDenied), "{refused}");
+    let storage = mounted(&heir, &Storage { epoch: 2, ..disks.storage(true) }).unwrap();
+    disks.memory.set(GRANULE, &[0xEE; 16_384]);
+    assert!(write(segment, storage.addr).is_err(), "a client of the dead owner");
+    assert_eq!(disks.memory.get(GRANULE, 16_384), [0xEE; 16_384]);
+    let other = engine();
+    let segment = other.open_segment(heir.name()).unwrap();
+    let memory = other.alloc_shared(8_192, Access::LOCAL).unwrap();
+    memory.write(0, &[9; 8_192]).unwrap();
+    let requests = [request(Op::Write, (memory.id(), 0), segment, storage.addr, 8_192)];
+    other.submit(&requests, LONG).unwrap().wait(LONG).unwrap();
+    assert_eq!(disks.memory.get(GRANULE, 8_192), [9; 8_192]);
+}
+
+#[test]
+fn storage_that_cannot_be_is_not_mounted() {
+    let disks = Disks::new();
+    let owner = engine();
+    let kind = |storage: Storage, owner: &TransferEngine| match mounted(owner, &storage) {
+        Err(RegisterError::Rails(error)) => error.kind,
+        other => panic!("{other:?}"),
+    };
+    let good = disks.storage(false);
+    let of = |range| Storage { range, ..good.clone() };
+    assert_eq!(kind(of(0..GRANULE), &owner), ErrorKind::InvalidArgument);
+    assert_eq!(kind(of(512..8 * GRANULE), &owner), ErrorKind::InvalidArgument);
+    assert_eq!(kind(of(0..LEN as u64 + GRANULE), &owner), ErrorKind::Stale, "it ends before");
+    let other = Namespace { nguid: [1; 16], ..good.namespace.clone() };
+    assert_eq!(kind(Storage { namespace: other, ..good.clone() }, &owner), ErrorKind::Stale);
+    let away = Namespace { port: 1, ..good.namespace.clone() };
+    // An engine that knows the subsystem already would find it.
+    let owner = engine();
+    let begun = owner.mount_storage(
+        &Storage { namespace: away, ..good.clone() },
+        EVERYTHING,
+        Duration::from_millis(50),
+    );
+    assert!(begun.is_err(), "{begun:?}");
+    assert_eq!(owner.stats().regions, 0, "nothing is left");
+    let without = TransferEngine::start(Config { fabrics: "shm".parse().unwrap(), ..Config::default() });
+    assert_eq!(kind(good, &without.unwrap()), ErrorKind::Unsupported);
 }
 
 #[test]

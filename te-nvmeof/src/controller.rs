@@ -177,11 +177,18 @@ pub(crate) fn report_sqe(cid: u16, nsid: u32) -> Sqe {
 
 /// The generation of a reported reservation, and the key of a host.
 pub(crate) fn reported(data: &[u8; IDENTIFY_BYTES], host: &[u8; 16]) -> (u32, Option<u64>) {
-    let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-    let registrants = number(&data[5..7]) as usize;
-    let mut entries = data[64..].chunks_exact(64).take(registrants);
-    let own = entries.find(|entry| entry[16..32] == *host);
-    (number(&data[..4]) as u32, own.map(|entry| number(&entry[8..16])))
+    let own = registrants(data).find(|(of, _)| of == host);
+    (number(&data[..4]) as u32, own.map(|(_, key)| key))
+}
+
+/// The hosts that a report of a reservation lists, and their keys.
+pub(crate) fn registrants(data: &[u8; IDENTIFY_BYTES]) -> impl Iterator<Item = (&[u8], u64)> {
+    let entries = data[64..].chunks_exact(64).take(number(&data[5..7]) as usize);
+    entries.map(|entry| (&entry[16..32], number(&entry[8..16])))
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte))
 }
 
 /// What a remote region has to be.

@@ -141,6 +141,36 @@ impl NvmeofTransport {
         access: Access,
         epoch: u32,
     ) -> Result<(), Error> {
+        self.adopt_as(id, namespace, range, (access, epoch), false)
+    }
+
+    /// As [`adopt`](Self::adopt), for a range whose owner is dead, or was this one in an earlier life: every
+    /// other host that is registered with the namespace, former owner and clients, is fenced by Preempt and
+    /// Abort before the region can be exported. Afterwards nothing lands that they have sent, and they reach
+    /// the namespace no more: no other range of it may be in use.
+    ///
+    /// # Errors
+    /// As [`adopt`](Self::adopt). Where the target has no reservations, the adoption ends with `Unsupported`:
+    /// nothing there proves that the others are fenced.
+    pub fn take_over(
+        &mut self,
+        id: RegionId,
+        namespace: &Namespace,
+        range: core::ops::Range<u64>,
+        access: Access,
+        epoch: u32,
+    ) -> Result<(), Error> {
+        self.adopt_as(id, namespace, range, (access, epoch), true)
+    }
+
+    fn adopt_as(
+        &mut self,
+        id: RegionId,
+        namespace: &Namespace,
+        range: core::ops::Range<u64>,
+        (access, epoch): (Access, u32),
+        alone: bool,
+    ) -> Result<(), Error> {
         let remote = access.intersection(Access::REMOTE_READ | Access::REMOTE_WRITE);
         let export = AdoptedExport {
             incarnation: self.end.incarnation,
@@ -155,7 +185,7 @@ impl NvmeofTransport {
         let ext = RegionExt { memory: None, peers: 0, nsid: 0 };
         self.regions.vacant(id.index)?;
         let (initiator, _, mut cx) = self.split();
-        initiator.adopt(id.index, export, &mut cx)?;
+        initiator.adopt(id.index, export, alone, &mut cx)?;
         self.regions.insert(id.index, Region::new(id, bytes, te_core::Location::Host, remote, 0, ext))
     }
 
@@ -439,6 +469,10 @@ impl Transport for NvmeofTransport {
 
     fn is_connected(&self, peer: u64) -> bool {
         peer != 0 && self.target.has_host(peer)
+    }
+
+    fn as_any(&mut self) -> Option<&mut dyn core::any::Any> {
+        Some(self)
     }
 
     fn expel(&mut self, peer: u64, mode: ExpelMode) -> Result<bool, Error> {

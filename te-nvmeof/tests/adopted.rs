@@ -173,6 +173,98 @@ fn a_client_without_a_registration_is_not_reported_as_fenced() {
     assert_eq!(kind(&finish(&mut [&mut cast.client, &mut cast.target], 2)), ErrorKind::Expelled);
 }
 
+fn take_over(cast: &mut Cast, range: core::ops::Range<u64>) -> Result<Vec<u8>, ErrorKind> {
+    let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let begun = cast.owner.transport.take_over(ADOPTED, &cast.namespace, range, access, 2);
+    begun.map_err(|error| error.kind)?;
+    let mut blob = vec![0; 1_024];
+    let mut end = Err(ErrorKind::Busy);
+    drive(&mut [&mut cast.owner, &mut cast.target], |owner| {
+        end = owner.transport.export(ADOPTED, &mut blob).map_err(|error| error.kind);
+        end != Err(ErrorKind::Busy)
+    });
+    blob.truncate(end?);
+    Ok(blob)
+}
+
+/// The owner dies, and a client that is in the middle of a WRITE knows nothing of it.
+#[test]
+fn who_takes_a_range_over_fences_the_former_owner_and_its_clients_first() {
+    let mut cast = cast(&Config::default());
+    let old = adopt(&mut cast, 0..64 * GRANULE).unwrap();
+    let mut idle = common::node(Config::default(), BYTES);
+    for client in [&mut cast.client, &mut idle] {
+        client.transport.attach(REMOTE, &old).unwrap();
+        client.memory.paint(1);
+        client.submit(&[write(1, 0, 0, GRANULE as u32)]);
+        assert!(finish(&mut [client, &mut cast.target], 1).result.is_ok());
+    }
+    let heir = common::node(Config::default(), BYTES);
+    let mut dead = std::mem::replace(&mut cast.owner, heir);
+    // Without a word about the former owner, its reservation holds.
+    assert_eq!(adopt(&mut cast, 0..64 * GRANULE), Err(ErrorKind::AccessDenied));
+    cast.owner.transport.deregister(ADOPTED).unwrap();
+    cast.client.submit(&[write(2, 0, 0, 40 * GRANULE as u32)]);
+    cast.client.poll();
+    cast.target.poll();
+    let new = take_over(&mut cast, 0..64 * GRANULE).unwrap();
+    cast.target.memory.set(GRANULE, &vec![0xEE; 63 * GRANULE as usize]);
+    let end = finish(&mut [&mut cast.client, &mut cast.target], 2);
+    assert!(end.result.is_err(), "its WRITE was aborted or refused");
+    for client in [&mut cast.client, &mut idle] {
+        client.submit(&[write(3, 0, 0, GRANULE as u32)]);
+        assert_eq!(kind(&finish(&mut [client, &mut cast.target], 3)), ErrorKind::Expelled);
+    }
+    // Nor is the former owner able to mark the range anew, or to fence the new one.
+    let identity = cast.owner.transport.identity();
+    common::linger(&mut [&mut dead, &mut cast.target], std::time::Duration::from_millis(20));
+    let _ = dead.transport.expel(identity, ExpelMode::Force);
+    common::linger(&mut [&mut dead, &mut cast.target], std::time::Duration::from_millis(50));
+    assert!(cast.target.memory.get(GRANULE, 63 * GRANULE as usize).iter().all(|byte| *byte == 0xEE));
+    // A client that never was there before, with the old export and with the new one.
+    let mut late = common::node(Config::default(), BYTES);
+    late.transport.attach(REMOTE, &old).unwrap();
+    late.submit(&[write(1, 0, 0, GRANULE as u32)]);
+    assert_eq!(kind(&finish(&mut [&mut late, &mut cast.target], 1)), ErrorKind::Stale);
+    late.transport.detach(REMOTE).unwrap();
+    late.transport.attach(REMOTE, &new).unwrap();
+    late.submit(&[write(2, 0, 0, GRANULE as u32)]);
+    assert!(finish(&mut [&mut late, &mut cast.target], 2).result.is_ok());
+}
+
+/// A client that registers with the old export while the range is taken over, before the new superblock is
+/// there, has found the old one.
+#[test]
+fn a_client_that_comes_while_a_range_is_taken_over_is_fenced_as_well() {
+    let mut seen = [false; 2];
+    for steps in 0..60 {
+        let mut cast = cast(&Config::default());
+        let old = adopt(&mut cast, 0..64 * GRANULE).unwrap();
+        cast.owner = common::node(Config::default(), BYTES);
+        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let (namespace, range) = (cast.namespace.clone(), 0..64 * GRANULE);
+        cast.owner.transport.take_over(ADOPTED, &namespace, range, access, 2).unwrap();
+        for _ in 0..steps {
+            cast.owner.poll();
+            cast.target.poll();
+        }
+        // From here on it takes part.
+        cast.client.transport.attach(REMOTE, &old).unwrap();
+        cast.client.submit(&[read(1, 0, 0, GRANULE as u32)]);
+        let mut blob = vec![0; 1_024];
+        let end = finish(&mut [&mut cast.client, &mut cast.target, &mut cast.owner], 1);
+        seen[usize::from(end.result.is_ok())] = true;
+        drive(&mut [&mut cast.owner, &mut cast.target, &mut cast.client], |owner| {
+            owner.transport.export(ADOPTED, &mut blob).is_ok()
+        });
+        if cast.client.transport.submit(&[write(2, 0, 0, GRANULE as u32)]).is_ok() {
+            let end = finish(&mut [&mut cast.client, &mut cast.target], 2);
+            assert!(end.result.is_err(), "after {steps} steps");
+        }
+    }
+    assert_eq!(seen, [true, true], "it came before the end, and after it");
+}
+
 /// A range that nobody has adopted: what is in it is the reader's business.
 #[test]
 fn a_reader_of_a_namespace_needs_no_owner_and_writes_nothing() {

@@ -189,6 +189,7 @@ fn value_name(key: &Key) -> &'static str {
         "MetadataSource" => "URL",
         "PathBuf" => "PATH",
         "DiskList" => "PATH[:SIZE],…",
+        "DiskExportList" => "PATH=nvme://…,…",
         "bool" => "BOOL",
         "f64" => "SHARE",
         "u8" | "u16" | "u32" | "u64" => "N",

@@ -317,6 +317,9 @@ impl Key {
                 .to_owned(),
             "TopologySource" => "auto, off, or {file = \"PATH\"}".to_owned(),
             "DiskList" => "PATH[:SIZE], several separated by commas".to_owned(),
+            "DiskExportList" => {
+                "PATH=nvme://ADDR:PORT/NQN/NSID[+OFFSET], several separated by commas".to_owned()
+            }
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
             "Vec<PathBuf" | "Vec<PathBuf>" => "a list of paths".to_owned(),
             _ if !self.choices.is_empty() => self.choices.join(", "),

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use store_core::chunks::stored_len;
 use store_core::SegmentNo;
+use store_core::chunks::stored_len;
 use store_core::client::Transfer;
 use te_engine::SegmentHandle;
 
@@ -204,12 +204,7 @@ impl Client {
     }
 
     /// Reads an object from an exported disk, past its node. Returns whether it has begun.
-    pub(super) fn read_exported(
-        &mut self,
-        transfer: Transfer,
-        staging: SegmentHandle,
-        service: u32,
-    ) -> bool {
+    pub(super) fn read_exported(&mut self, transfer: Transfer, staging: SegmentHandle, service: u32) -> bool {
         let patience = self.staging.patience;
         let state = &mut self.staging.packs;
         if state.direct.is_off() || state.is_indirect(transfer.segment) {

@@ -136,7 +136,10 @@ mod tests {
         let list: DiskExportList = text.parse().unwrap();
         let [first, second] = &list.0[..] else { panic!("{list:?}") };
         assert_eq!((first.path.to_str(), first.nsid, first.offset), (Some("/dev/nvme1n1"), 1, 0));
-        assert_eq!((first.address.to_string(), &*first.nqn), ("10.0.0.1:4420".into(), "nqn.2014-08.org.example:box"));
+        assert_eq!(
+            (first.address.to_string(), &*first.nqn),
+            ("10.0.0.1:4420".into(), "nqn.2014-08.org.example:box")
+        );
         assert_eq!((second.path.to_str(), &*second.nqn), (Some("/a=b/kv"), "nqn.2026-11.x:y/z"));
         assert_eq!((second.nsid, second.offset), (7, 1 << 20));
         assert_eq!(String::from(list.clone()).parse::<DiskExportList>().unwrap(), list);

@@ -246,13 +246,7 @@ impl Reader {
     }
 
     /// What a node has said about extents. A disk that is exported elsewhere by now is learned anew.
-    fn located(
-        &mut self,
-        name: &DiskName,
-        exported: &Exported,
-        sequences: &[u64],
-        found: Vec<Option<u64>>,
-    ) {
+    fn located(&mut self, name: &DiskName, exported: &Exported, sequences: &[u64], found: Vec<Option<u64>>) {
         let Some(disk) = self.disks.get_mut(name) else { return };
         if disk.exported != *exported {
             self.forget(name);
@@ -282,11 +276,7 @@ impl Reader {
         }
     }
 
-    fn ask(
-        &mut self,
-        name: &DiskName,
-        sequences: &[u64],
-    ) -> Result<(Exported, Vec<Option<u64>>), NotDirect> {
+    fn ask(&mut self, name: &DiskName, sequences: &[u64]) -> Result<(Exported, Vec<Option<u64>>), NotDirect> {
         let node = match self.nodes.remove(&name.service) {
             Some(node) => Ok(node),
             None => name.service.parse::<Address>().and_then(|address| {
@@ -475,5 +465,16 @@ fn place(disk: &Disk, read: &DirectRead) -> Option<Option<Place>> {
         && (extent - FIRST_EXTENT_AT).is_multiple_of(extent_bytes)
         && end <= extent.checked_add(extent_bytes)?
         && end <= disk.exported.bytes;
-    inside.then_some(Some(Place { remote: disk.remote, sequence, extent, at, len: end - at, skip: begin - at }))
+    inside.then_some(Some(Place {
+        remote: disk.remote,
+        sequence,
+        extent,
+        at,
+        len: end - at,
+        skip: begin - at,
+    }))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests;

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 use store_core::message::{
-    ExportedDisk, Hello, Kind, LocateExtents, Operation as _, ReleaseStaged, Stage, StageWindow, encode_failure,
+    ExportedDisk, Hello, Kind, LocateExtents, Operation as _, ReleaseStaged, Stage, StageWindow,
+    encode_failure,
 };
 use store_core::{ErrorCode, Frame, FrameBuffer, WireError};
 use te_core::Secret;

@@ -236,7 +236,7 @@ impl Engine {
 
     /// The entry of a region in this engine's descriptor; `None` if it has no remote rights or cannot be
     /// exported.
-    fn exported(
+    pub(super) fn exported(
         &self,
         id: RegionId,
         span: MemSpan,

@@ -11,6 +11,8 @@ mod regions;
 mod reports;
 mod requests;
 mod segments;
+#[cfg(feature = "nvmeof")]
+mod storage;
 #[cfg(test)]
 mod tests;
 
@@ -47,6 +49,8 @@ use rails::Parts;
 use regions::Regions;
 pub(crate) use reports::verdict;
 use segments::Segments;
+#[cfg(feature = "nvmeof")]
+pub use storage::{MountedStorage, Storage};
 
 /// Slices submitted, and completions taken, in one call of a rail.
 const POLL_BUDGET: usize = 128;
@@ -93,6 +97,9 @@ pub struct Engine {
     /// When to register regions again with the rails that refused them, and how long to wait after that
     /// attempt.
     rejoin_at: Option<(Instant, Duration)>,
+    /// The address of the next storage that is mounted.
+    #[cfg(feature = "nvmeof")]
+    storage_at: u64,
     /// No deadline of a batch or fence is earlier.
     next_deadline: Option<Instant>,
     /// What has ended, for the worker. `None`: not recorded.
@@ -222,6 +229,8 @@ impl Engine {
             quarantine: Vec::new(),
             release_at: None,
             rejoin_at: None,
+            #[cfg(feature = "nvmeof")]
+            storage_at: storage::ADDRESSES_AT,
             next_deadline: None,
             ended: None,
             published,

@@ -526,7 +526,7 @@ impl Initiator {
 
     /// Sends a command whose data is collected on an I/O queue. False when the queue is full: the peer is
     /// worked on again later.
-    fn send_collecting(
+    pub(super) fn send_collecting(
         &mut self,
         index: u32,
         what: Admin,

@@ -6,6 +6,10 @@
 //!                           └─────── without reservations ───────┘              │ expel
 //!                                                                          preempt and abort
 //! ```
+//!
+//! Who takes a range over preempts all others before `acquire`, for the former owner may hold the reservation,
+//! and once more behind `superblock`: a client may have registered meanwhile and found the former superblock.
+//! Those that register later find the new one.
 
 use te_core::{Error, ErrorKind};
 use te_fabric::peer::Contact;
@@ -18,7 +22,7 @@ use crate::command::{Place as DataPlace, Sqe, Status, io};
 use crate::context::Context;
 use crate::controller::{self, Admin, Expected};
 use crate::export::{AdoptedExport, Place};
-use crate::identify::Namespace as Identified;
+use crate::identify::{IDENTIFY_BYTES, Namespace as Identified};
 use crate::namespace::{RESERVES_REGISTRANTS, Superblock};
 use crate::pdu;
 use crate::queue::Command;
@@ -33,6 +37,8 @@ const REPLACE_ANY: u32 = 2 | 1 << 3;
 const PREEMPT_AND_ABORT: u32 = 2;
 /// Clients that one range can be fenced from at a time.
 const PREEMPTS_MAX: usize = 1_024;
+/// How often others are looked for that are to be preempted: some come back, or more than a report lists.
+const REPORTS_MAX: u32 = 64;
 
 /// How far an adoption is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +48,9 @@ pub(crate) enum Step {
     Register,
     /// Another key of ours is registered, that of a former life: it is replaced.
     Replace,
+    /// Who else is registered is asked, to be preempted.
+    Report,
+    Evict,
     Acquire,
     Mark,
     Done,
@@ -77,6 +86,11 @@ pub(crate) struct Owned {
     /// The association on which the current step was sent.
     sent: Option<u64>,
     block: u32,
+    /// All others that are registered are to be preempted.
+    alone: bool,
+    marked: bool,
+    /// How often the others were asked for.
+    reports: u32,
     preempts: Vec<Preempt>,
     /// After a refused preempt: the association on which our own key and the reservation are renewed, and how
     /// far that is. The target may have restarted without them.
@@ -91,6 +105,7 @@ impl Initiator {
         &mut self,
         region: u32,
         export: AdoptedExport,
+        alone: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), Error> {
         self.owned.vacant(region)?;
@@ -100,8 +115,19 @@ impl Initiator {
         let step = Step::Identity;
         self.sequences += 1;
         let sequence = self.sequences;
-        let owned =
-            Owned { peer, sequence, export, step, sent: None, block: 0, preempts: Vec::new(), renewal: None };
+        let owned = Owned {
+            peer,
+            sequence,
+            export,
+            step,
+            sent: None,
+            block: 0,
+            alone,
+            marked: false,
+            reports: 0,
+            preempts: Vec::new(),
+            renewal: None,
+        };
         self.owned.insert(region, owned)?;
         if let Some(of) = self.peers.get_mut(peer) {
             of.regions += 1;
@@ -215,7 +241,7 @@ impl Initiator {
         let (nsid, step, own) = (owned.export.nsid, owned.step_on(number), self.identity);
         let what = Admin::Owner(region);
         let sent = match step {
-            Step::Identity | Step::Blocks => {
+            Step::Identity | Step::Blocks | Step::Report => {
                 let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
                 let Some(association) = association
                     .filter(|of| of.checking.is_none() || of.checking == Some(Checking::Owner(region)))
@@ -229,7 +255,12 @@ impl Initiator {
                     sqe.nsid.set(nsid);
                     sqe
                 };
-                let sent = self.send_admin(index, what, sqe, cx);
+                let sent = match step {
+                    Step::Report => {
+                        self.send_collecting(index, what, |cid| controller::report_sqe(cid, nsid), cx)
+                    }
+                    _ => self.send_admin(index, what, sqe, cx),
+                };
                 let association = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut());
                 if let Some(association) = association.filter(|_| !sent) {
                     association.checking = None;
@@ -257,7 +288,7 @@ impl Initiator {
                 let sqe = move |cid| Sqe::blocks(io::WRITE, cid, nsid, lba, blocks);
                 self.send_io(index, Admin::Mark(region), &data, sqe, cx)
             }
-            Step::Done => {
+            Step::Evict | Step::Done => {
                 let Some(next) = owned.to_preempt() else { return };
                 let (data, action) = (keys(own, next.identity), EXCLUSIVE_REGISTRANTS | PREEMPT_AND_ABORT);
                 self.send_io(index, what, &data, reservation(io::RESERVATION_ACQUIRE, nsid, action), cx)
@@ -330,7 +361,7 @@ impl Initiator {
 
     /// A step has its response.
     pub(super) fn owner_answered(&mut self, region: u32, answer: Answer, cx: &mut Context<'_>) {
-        let index = answer.peer;
+        let (index, identity) = (answer.peer, self.identity);
         let Some(association) = self.peers.get_mut(index).and_then(|peer| peer.association.as_mut()) else {
             return;
         };
@@ -339,6 +370,8 @@ impl Initiator {
         let error = answer.status.error();
         if owned.step == Step::Done {
             owned.preempt_answered(answer.status, answer.number);
+        } else if owned.step == Step::Evict {
+            owned.evicted(answer.status);
         } else if owned.step == Step::Register && answer.status == Status::RESERVATION_CONFLICT {
             owned.step = Step::Replace;
         } else if let Some(error) = error {
@@ -356,16 +389,28 @@ impl Initiator {
                         let types = Identified::parse(&association.collected).map_or(0, |of| of.reservations);
                         owned.export.reserved =
                             types & RESERVES_REGISTRANTS != 0 && association.life.identity.reservations;
-                        if owned.export.reserved { Step::Register } else { Step::Mark }
+                        match (owned.export.reserved, owned.alone) {
+                            (true, _) => Step::Register,
+                            (false, false) => Step::Mark,
+                            (false, true) => Step::Failed(ErrorKind::Unsupported.into()),
+                        }
                     }
                 },
+                Step::Register | Step::Replace if owned.alone => Step::Report,
                 Step::Register | Step::Replace => Step::Acquire,
+                Step::Report => owned.reported(&others(&association.collected, identity)),
                 Step::Acquire => Step::Mark,
+                Step::Mark if owned.alone => {
+                    owned.marked = true;
+                    Step::Report
+                }
                 Step::Mark => Step::Done,
                 done => done,
             };
         }
-        if !matches!(owned.step, Step::Blocks) && association.checking == Some(Checking::Owner(region)) {
+        if !matches!(owned.step, Step::Blocks | Step::Report)
+            && association.checking == Some(Checking::Owner(region))
+        {
             association.checking = None;
         }
         if let Step::Failed(error) = owned.step {
@@ -380,6 +425,38 @@ impl Owned {
     /// The next client to fence.
     fn to_preempt(&self) -> Option<Preempt> {
         self.preempts.iter().find(|preempt| preempt.proof == Proof::Open).copied()
+    }
+
+    /// Others are registered with these keys.
+    fn reported(&mut self, others: &[u64]) -> Step {
+        self.reports += 1;
+        if self.reports > REPORTS_MAX {
+            return Step::Failed(ErrorKind::Busy.into());
+        }
+        self.preempts.retain(|preempt| !others.contains(&preempt.identity));
+        self.preempts.extend(others.iter().map(|key| Preempt { identity: *key, proof: Proof::Open }));
+        match (others.is_empty(), self.marked) {
+            (false, _) => Step::Evict,
+            (true, false) => Step::Acquire,
+            (true, true) => Step::Done,
+        }
+    }
+
+    /// Another host was preempted, or is not registered any more; the next report tells.
+    fn evicted(&mut self, status: Status) {
+        let next = self.preempts.iter_mut().find(|preempt| preempt.proof == Proof::Open);
+        match (status, next) {
+            (Status::SUCCESS, Some(preempt)) => preempt.proof = Proof::Fenced,
+            (Status::RESERVATION_CONFLICT, Some(preempt)) => preempt.proof = Proof::Unregistered,
+            (status, _) => {
+                let error = status.error().unwrap_or(ErrorKind::Protocol.into());
+                self.step = Step::Failed(error);
+                return;
+            }
+        }
+        if self.to_preempt().is_none() {
+            self.step = Step::Report;
+        }
     }
 
     /// What is to be sent on an association: once the range is adopted, preempts and what they need.
@@ -427,6 +504,11 @@ impl Owned {
             granule: cx.config.granule_bytes,
         }
     }
+}
+
+/// The keys of others that a report of a reservation lists.
+fn others(report: &[u8; IDENTIFY_BYTES], own: u64) -> Vec<u64> {
+    controller::registrants(report).filter(|(_, key)| *key != own).map(|(_, key)| key).collect()
 }
 
 /// The data of a reservation command.

@@ -108,7 +108,7 @@ impl Target {
         if blocks * block > cx.config.transfer_bytes_max.into() {
             return Err(Status::INVALID_FIELD);
         }
-        if blocks * block != len.into() {
+        if blocks * block != u64::from(len) {
             return Err(Status::SGL_LENGTH);
         }
         let memory =
