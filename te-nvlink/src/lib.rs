@@ -137,6 +137,7 @@ mod memory;
 mod not_exported;
 mod owner;
 mod peers;
+mod stream;
 mod sys;
 mod transport;
 mod warnings;
