@@ -70,12 +70,18 @@ pub fn write_line<L: Lines>(
     line: LineBytes,
 ) -> Result<(), Fault> {
     let written = store_line(lines, coherence, at, line);
-    lines.fence(Fence::All);
-    written?;
-    if coherence == Coherence::Flush {
-        fetch_line(lines, at)?;
+    match coherence {
+        Coherence::Hardware => {
+            lines.fence(Fence::All);
+            written
+        }
+        Coherence::Flush => {
+            // The line is stored before it is dropped. The fence behind the drop waits for both.
+            lines.fence(Fence::Stores);
+            written?;
+            fetch_line(lines, at).map(drop)
+        }
     }
-    Ok(())
 }
 
 /// Writes a line after everything that was [put](crate::lines::put) before; every host can see it soon.

@@ -519,7 +519,42 @@ pub(crate) const fn may_share(uid: u32, own: u32, other_users: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use te_core::Access;
+    use te_core::grant::PROTOCOL;
+
     use super::*;
+    use crate::wire::{Means, Part};
+
+    /// A host that does not answer any more says nothing about its processes.
+    #[test]
+    fn a_peer_whose_connection_ended_is_waited_for_and_for_ever_if_its_host_is_silent() {
+        for silent in [false, true] {
+            let config = Config { quarantine_ms: 100, ..Config::default() };
+            let (mut owner, epoll) = (Owner::new(&config), Epoll::new(4).expect("an instance"));
+            let address = owner.listen_across_hosts(&epoll, &config).expect("a free port");
+            let _peer = TcpStream::connect(address).expect("it listens");
+            owner.accept_across_hosts(&epoll, Instant::ZERO);
+            let (id, key) = (RegionId::new(0, 1), [7; 16]);
+            let part = Part { means: Means::Fabric([1; 64]), bytes: 4_096, offset: 0, len: 4_096 };
+            let across_hosts = vec![(part, None)];
+            let shared = Shared { id, parts: Vec::new(), across_hosts, block: None };
+            owner.share(Offer { key, offset: 0, len: 4_096, access: Access::REMOTE_READ }, shared);
+            let hello = Message::Hello { protocol: PROTOCOL, identity: 5 };
+            for message in [hello, Message::Ask { request: 1, region: id, key }] {
+                owner.half.received(0, message);
+                owner.settle(&epoll);
+            }
+            assert!(!owner.unshare(&epoll, id), "it was granted");
+            owner.lost(0, silent);
+            let at = |ms| Instant::ZERO + Duration::from_millis(ms);
+            owner.poll(&epoll, at(1));
+            owner.poll(&epoll, at(90));
+            assert!(!owner.unshare(&epoll, id), "its process may still end");
+            owner.poll(&epoll, at(10_000));
+            assert_eq!(owner.unshare(&epoll, id), !silent);
+            assert_eq!(owner.poll_at(at(10_000)).is_some(), silent);
+        }
+    }
 
     #[test]
     fn only_this_user_and_root_may_share_memory_unless_others_are_allowed() {

@@ -270,7 +270,7 @@ fn a_key_that_is_wrong_opens_nothing() {
     let mut two = Two::new();
     let good = Export::parse(&export(&two.owner, REGION)).unwrap();
     for (nth, bit) in [0_usize, 7, 64, 127].into_iter().enumerate() {
-        let mut forged = good;
+        let mut forged = good.clone();
         forged.key[bit / 8] ^= 1 << (bit % 8);
         let id = RemoteRegionId::new(1 + nth as u32, 1);
         two.initiator.attach(id, &forged.to_bytes()).unwrap();
