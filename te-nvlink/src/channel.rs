@@ -195,7 +195,8 @@ impl Channel {
         }
     }
 
-    /// Tries the next address of an owner that was not reached at the last one. Returns whether there was one.
+    /// Tries the next address of an owner that was not reached at the last one. Returns whether there was
+    /// one.
     fn redials(&mut self, epoll: &Epoll) -> bool {
         let Socket::Hosts(stream) = &mut self.socket else { return false };
         let redials = stream.redial(epoll, self.tag.to_bits());

@@ -25,8 +25,8 @@ pub struct Config {
     /// before 6.5) closes its connection without having closed its mappings, its copies count as ended after
     /// this long, ms; 100 to 3,600,000. The end of other processes is seen. Default 1,000.
     pub quarantine_ms: u32,
-    /// Whether memory of devices is shared with the other hosts of its NVLink domain, and theirs is mapped, by
-    /// fabric handles. Each process needs an IMEX channel. Handles are given over a TCP connection to whoever
+    /// Whether memory of devices is shared with the other hosts of its NVLink domain, and theirs is mapped,
+    /// by fabric handles. Each process needs an IMEX channel. Handles are given over a TCP connection to who
     /// shows the key of an export; the setting `other_users` says nothing about other hosts. Default false.
     pub across_hosts: bool,
     /// Port of the listener for processes of other hosts; 0: a free one. A port that is in use keeps the

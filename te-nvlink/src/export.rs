@@ -1,9 +1,9 @@
 //! The export: what leads a peer to a region. Handles of the memory are not in it: who shows the key over the
 //! control connection gets them.
 //!
-//! `version u8 = 2 | host 16 | GPU UUID 16, or zeroes for host memory | socket 16 | region u64 | key 16 | len u64
-//! | rights u8 | addresses u8`, which is 83 bytes; then, where processes of other hosts may map the memory,
-//! `port u16` and up to 4 addresses of 16 bytes, IPv4 as mapped to IPv6.
+//! `version u8 = 2 | host 16 | GPU UUID 16, or zeroes for host memory | socket 16 | region u64 | key 16 |
+//! len u64 | rights u8 | addresses u8`, which is 83 bytes; then, where processes of other hosts may map the
+//! memory, `port u16` and up to 4 addresses of 16 bytes, IPv4 as mapped to IPv6.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -28,10 +28,10 @@
 //! [`te_core::grant`].
 //!
 //! **Another host** is reached where an export has addresses: the owner listens for TCP, the memory has a
-//! fabric handle, and both have an IMEX channel of one domain, which is tried by importing. The peer names the
-//! owner, and then the same messages follow. The rows are seen by the peer alone, so what it was granted is in
-//! use until it says that it has closed the mapping. Who has the key of an export, and reaches the port, gets
-//! the handles: the network has to keep others out, as for the other fabrics.
+//! fabric handle, and both have an IMEX channel of one domain, which is tried by importing. The peer names
+//! the owner, and then the same messages follow. The rows are seen by the peer alone, so what it was granted
+//! is in use until it says that it has closed the mapping. Who has the key of an export, and reaches the
+//! port, gets the handles: the network has to keep others out, as for the other fabrics.
 //!
 //! **A slice** waits until its region is granted and mapped. Then its peer marks the row of the grant as in
 //! use, starts the copy, and clears the mark when the device says that the copies are over. A revoked row
@@ -70,13 +70,13 @@
 //!   until it goes on or dies. Of a process in a PID namespace that is not visible here, on a kernel before
 //!   6.5, the end of the connection and [`Config::quarantine_ms`] count as its end.
 //! * A process has up to 1,024 regions of one owner mapped or requested; `attach` of more is `Full`.
-//! * File descriptors: one for each connection and one more for the process of a peer of this host, one for each exported
-//!   memory file, and for each exported mapping of virtual memory. When there are none left, peers are
-//!   refused, and owners are `Unreachable`: raise RLIMIT_NOFILE.
+//! * File descriptors: one for each connection and one more for the process of a peer of this host, one for
+//!   each exported memory file, and for each exported mapping of virtual memory. When there are none left,
+//!   peers are refused, and owners are `Unreachable`: raise RLIMIT_NOFILE.
 //! * Up to 20 warnings about other processes are written to the log in a minute.
 //! * [`NvlinkTransport::not_exported`] says why memory is not exported, and
-//!   [`NvlinkTransport::not_across_hosts`] why memory of a device is not exported to other hosts, as memory of
-//!   `cudaMalloc`; [`te_core::Transport::why_not_exported`], from which engines list it, says both. Shared
+//!   [`NvlinkTransport::not_across_hosts`] why memory of a device is not exported to other hosts, as memory
+//!   of `cudaMalloc`; [`te_core::Transport::why_not_exported`], from which engines list it, says both. Shared
 //!   memory of the host is not served to other hosts.
 //! * Of a peer on another host whose host stops answering (a partition, a crash), nothing is known: what it
 //!   has mapped stays in use until its kernel answers a probe, which are sent for an hour, or this process
@@ -86,8 +86,8 @@
 //! * What only an NVLink domain of several hosts can show: that the driver opens fabric handles of another
 //!   host, which error it returns for a foreign domain, how copies and other hosts fare when a host of the
 //!   domain dies, that the copies of a process that was killed have ended after the quarantine, and every
-//!   figure. The tests use a fake driver, whose fabric handles are valid in all processes that have the number
-//!   of the same domain.
+//!   figure. The tests use a fake driver, whose fabric handles are valid in all processes that have the
+//!   number of the same domain.
 //! * A remote region is mapped for one device, which does all copies from and to it: the one that has the
 //!   memory, if this process has registered memory of it, or else a registered one that reaches it. Local
 //!   memory of a further device is copied by that device, over PCIe where it has no direct way.

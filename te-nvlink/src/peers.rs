@@ -231,7 +231,7 @@ impl Peers {
             };
             match received {
                 Received::Nothing => return,
-                // Nobody listens at the addresses, or another owner: other fabrics may lead to it.
+                // No owner listens at the addresses, or another one: other fabrics may lead to it.
                 Received::End | Received::Silence if host.channel.is_across_hosts() && !host.is_met => {
                     self.half.lost(owner, ErrorKind::Unreachable.into());
                 }

@@ -139,8 +139,8 @@ impl NvlinkTransport {
     /// registered, or memory of a peer is attached. It listens from the first region on that can be exported.
     ///
     /// # Errors
-    /// A setting outside its range; a host whose boot id cannot be read; an address that cannot be listened on;
-    /// no file descriptor or no random numbers from the system.
+    /// A setting outside its range; a host whose boot id cannot be read; an address that cannot be listened
+    /// on; no file descriptor or no random numbers from the system.
     pub fn new(config: Config, gpu: Gpu) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let random = |error: Error| {

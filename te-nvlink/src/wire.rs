@@ -8,8 +8,8 @@
 //! | 2 | `open`: version u8, the owner's name 16 | peer, first of all, over TCP alone | |
 //!
 //! The parts of a grant come before it, in their order, so that a peer has all handles when the grant
-//! arrives. Between hosts all parts are of kind 2, a `Welcome` brings no ledger, and the owner expels a peer by
-//! the message alone. An `open` with another name or version, as of an owner that has ended, ends the
+//! arrives. Between hosts all parts are of kind 2, a `Welcome` brings no ledger, and the owner expels a peer
+//! by the message alone. An `open` with another name or version, as of an owner that has ended, ends the
 //! connection.
 
 use te_core::grant::{MESSAGE_BYTES_MAX, Message};

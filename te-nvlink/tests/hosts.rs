@@ -60,7 +60,7 @@ impl Two {
         result.map_err(|error| error.kind)
     }
 
-    /// A connection of somebody else to the owner.
+    /// A connection of another peer to the owner.
     fn connect(&self) -> TcpStream {
         let socket = TcpStream::connect(self.export().addresses[0]).unwrap();
         socket.set_nonblocking(true).unwrap();
@@ -340,12 +340,12 @@ fn a_peer_that_is_expelled_is_told_and_the_owner_waits_for_its_release() {
 }
 
 #[test]
-fn an_address_that_leads_to_nobody_or_to_another_owner_leaves_slices_to_other_fabrics() {
+fn an_address_that_leads_nowhere_or_to_another_owner_leaves_slices_to_other_fabrics() {
     let mut two = Two::new();
     let good = two.export();
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let attempts = [
-        Export { addresses: vec![nobody], ..good.clone() },
+        Export { addresses: vec![closed], ..good.clone() },
         // The owner of an export whose process has ended, and whose port is another one's by now.
         Export { socket: [9; 16], ..good.clone() },
     ];

@@ -2,7 +2,8 @@
 //! (SIGBUS), the handler of [`super::signal`] continues at its fixup, and it returns how much is left.
 //!
 //! A routine keeps the number of bytes that are left in `rdx` at every instruction that can fault, changes it
-//! after the bytes have moved, and pushes nothing. Bytes that are left may have moved. The handler leaves the cause in `r8`.
+//! after the bytes have moved, and pushes nothing. Bytes that are left may have moved. The handler leaves the
+//! cause in `r8`.
 
 /// How a routine ended.
 #[derive(Clone, Copy, Debug)]
@@ -148,8 +149,8 @@ mod x86_64 {
         "jae 8b",
         "vzeroupper",
         "jmp te_cxl_copy",
-        // Stores past the cache, for processors with AVX: of 16 KiB, a line of each of its four pages at a time,
-        // which are at different parts of the memory. `rdx` changes after all of the 16 KiB.
+        // Stores past the cache, for processors with AVX: of 16 KiB, a line of each of its four pages at a
+        // time, which are at different parts of the memory. `rdx` changes after all of the 16 KiB.
         ".hidden te_cxl_nt_copy_avx",
         ".globl te_cxl_nt_copy_avx",
         ".p2align 5",

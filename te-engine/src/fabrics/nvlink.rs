@@ -1,5 +1,5 @@
-//! The fabric between GPUs, of one host and of the hosts of an NVLink domain, and between them and shared host
-//! memory: one rail.
+//! The fabric between GPUs, of one host and of the hosts of an NVLink domain, and between them and shared
+//! host memory: one rail.
 
 use std::error::Error as StdError;
 use std::fmt;

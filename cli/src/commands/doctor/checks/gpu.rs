@@ -110,7 +110,8 @@ fn library(facts: &Facts) -> Judgement {
     }
 }
 
-/// Whether memory can be shared with the other hosts of an NVLink domain, and how their processes are watched.
+/// Whether memory can be shared with the other hosts of an NVLink domain, and how their processes are
+/// watched.
 fn imex(facts: &Facts) -> Judgement {
     if !gpus(facts).iter().any(|gpu| gpu.is_nvidia()) {
         return skip(NO_GPU);
