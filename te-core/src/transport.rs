@@ -268,8 +268,9 @@ pub trait Transport: Memory {
     /// `NotFound`, `Stale`, `Full`.
     fn fence(&mut self, token: Token, remote: RemoteRegionId) -> Result<(), Error>;
 
-    /// Why a region that is registered with remote rights is not exported over this fabric, for people;
-    /// `None` when it is, and for a fabric that does not say. Control path, as [`Memory::export`].
+    /// Why a region that is registered with remote rights is not exported over this fabric, or not to all
+    /// peers that its settings are for; for people. `None` when it is, and for a fabric that does not say.
+    /// Control path, as [`Memory::export`].
     fn why_not_exported(&self, region: RegionId) -> Option<String> {
         let _ = region;
         None

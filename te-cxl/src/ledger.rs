@@ -107,8 +107,18 @@ fn read_whole<L: Lines, T>(
     at: u64,
     parse: impl Fn(&LineBytes) -> Result<T, LineError>,
 ) -> Result<T, Error> {
+    let line = read_line(lines, at)?;
+    parse_whole(lines, at, line, parse)
+}
+
+/// As [`read_whole`], of a line that was read once.
+fn parse_whole<L: Lines, T>(
+    lines: &mut L,
+    at: u64,
+    mut line: LineBytes,
+    parse: impl Fn(&LineBytes) -> Result<T, LineError>,
+) -> Result<T, Error> {
     const ATTEMPTS_MAX: usize = 16;
-    let mut line = read_line(lines, at)?;
     for _ in 1..ATTEMPTS_MAX {
         match parse(&line) {
             Ok(parsed) => return Ok(parsed),
@@ -194,11 +204,20 @@ pub fn check<L: Lines>(
         }
         lines.fence(Fence::All);
     }
-    for extent in extents {
-        let record = read_line(lines, block.owner_at(extent))?;
-        check_owner(OwnerRecord::parse(&record).ok(), block, extent, grant)?;
+    // The lines of most slices are read before any is looked at, so that they come from memory side by side.
+    let (mut ahead, mut row) = ([[0; LINE as usize]; 3], [0; LINE as usize]);
+    for (line, extent) in ahead.iter_mut().zip(extents.clone()) {
+        lines.load(block.owner_at(extent), Local::of(line))?;
     }
-    let row = read_whole(lines, row_at, Row::parse)?;
+    lines.load(row_at, Local::of(&mut row))?;
+    for (nth, extent) in extents.enumerate() {
+        let record = match ahead.get(nth) {
+            Some(line) => OwnerRecord::parse(line),
+            None => OwnerRecord::parse(&read_line(lines, block.owner_at(extent))?),
+        };
+        check_owner(record.ok(), block, extent, grant)?;
+    }
+    let row = parse_whole(lines, row_at, row, Row::parse)?;
     // A row of another epoch was written by a process that had lost the page, or did not have it yet.
     if !row.granted || row.number != grant.number || row.epoch != grant.epoch {
         return Err(refusal(Revoked::Region));

@@ -74,6 +74,26 @@
 //!   handler that it passes a signal on to has taken it away. A handler that is installed after that replaces
 //!   it, unless it passes on what is not its own.
 //!
+//! # Figures
+//!
+//! A WRITE in mode `flush` to memory that is in no cache, one slice at a time, beside the `memcpy` of libc in
+//! the same run: medians of five runs on two cores of an EPYC (Zen 4) that had other work (load average 8.5).
+//! The pool was a memory file; the memory of a CXL device is farther away. `benches/benches/cxl.rs` measures
+//! the same.
+//!
+//! | | this crate | `memcpy` | factor, least and most |
+//! |---|---|---|---|
+//! | 1 MiB | 44.4 µs | 90.3 µs | 2.0 × (1.4 to 2.1) |
+//! | 64 KiB | 3.5 µs | 6.9 µs | 2.0 × (1.7 to 2.1) |
+//! | 4 KiB | 1.19 µs | 0.35 µs | 0.29 × |
+//!
+//! From 16 KiB on, lines go to four pages side by side: with bare instructions, 1 MiB took 44.5 µs this way,
+//! and 67.2 µs one page after the other, whatever the width of the stores. A slice of 4 KiB is bound by the
+//! handshake of [`ledger`], whose steps wait for memory one after the other: that the entry in the peer's
+//! page is there, then for the lines of the owner, then for the bytes. The same stores, fences and loads
+//! without any other code took 0.93 µs, of which the bytes were 0.22 µs. Slices of one `poll` to the same
+//! region share the handshake.
+//!
 //! # Example
 //!
 //! ```

@@ -64,7 +64,8 @@ pub enum Fence {
 pub struct Fault {
     /// What failed.
     pub cause: Cause,
-    /// The number of bytes that were copied before it.
+    /// The number of bytes, from the first one on, that are known to have been copied before it. Others may
+    /// have been.
     pub done: u64,
 }
 

@@ -50,12 +50,23 @@ pub fn start_connect(socket: &TcpStream, address: SocketAddr) -> io::Result<()> 
 /// # Errors
 /// The error of the system.
 pub fn set_liveness(socket: &impl AsFd, silence_ms: u32) -> io::Result<()> {
-    let seconds = (silence_ms / 1_000).clamp(1, 3_600);
+    set_probes(socket, silence_ms, silence_ms.saturating_mul(4))
+}
+
+/// Makes the kernel probe an idle connection every `every_ms`, and end one whose peer was silent for
+/// `silence_ms`.
+///
+/// # Errors
+/// The error of the system.
+pub fn set_probes(socket: &impl AsFd, every_ms: u32, silence_ms: u32) -> io::Result<()> {
+    let seconds = (every_ms / 1_000).clamp(1, 3_600);
+    // The kernel ends it after so many probes, where it does not follow the time.
+    let count = (silence_ms / (seconds * 1_000)).saturating_sub(1).clamp(1, 127);
     setsockopt(socket, sockopt::KeepAlive, &true)?;
     setsockopt(socket, sockopt::TcpKeepIdle, &seconds)?;
     setsockopt(socket, sockopt::TcpKeepInterval, &seconds)?;
-    setsockopt(socket, sockopt::TcpKeepCount, &3)?;
-    setsockopt(socket, sockopt::TcpUserTimeout, &silence_ms.saturating_mul(4).min(1 << 30))?;
+    setsockopt(socket, sockopt::TcpKeepCount, &count)?;
+    setsockopt(socket, sockopt::TcpUserTimeout, &silence_ms.min(1 << 30))?;
     Ok(())
 }
 

@@ -183,12 +183,28 @@ impl Gpu {
         Ok(parts)
     }
 
-    /// Handles by which another process maps the span: one for most memory, one per mapping for memory that
-    /// was mapped piece by piece.
+    /// Handles by which another process of the host maps the span: one for most memory, one per mapping for
+    /// memory that was mapped piece by piece.
     ///
     /// # Errors
     /// The reason why it cannot be shared.
     pub fn share(&self, span: MemSpan) -> Result<Vec<SharedPart>, NotShared> {
+        self.share_by(span, share::part)
+    }
+
+    /// Fabric handles by which processes of all hosts of the NVLink domain map the span, one per mapping.
+    ///
+    /// # Errors
+    /// The reason why it cannot be shared with other hosts.
+    pub fn share_across_hosts(&self, span: MemSpan) -> Result<Vec<SharedPart>, NotShared> {
+        self.share_by(span, share::fabric_part)
+    }
+
+    fn share_by(
+        &self,
+        span: MemSpan,
+        part: fn(&Device, &Found, DevicePtr, u64) -> Result<SharedPart, NotShared>,
+    ) -> Result<Vec<SharedPart>, NotShared> {
         let (device, _) = self.find(span).map_err(NotShared::NotDeviceMemory)?;
         let (at, mut mappings) = (address(span), Vec::new());
         pointer::walk(&device.driver, at, span.len(), |found| mappings.push(found))
@@ -199,7 +215,7 @@ impl Gpu {
         let (mut from, mut left, mut parts) = (at, span.len() as u64, Vec::with_capacity(mappings.len()));
         for found in mappings {
             let len = (found.mapping + found.mapping_bytes as u64 - from).min(left);
-            parts.push(share::part(&device, &found, from, len)?);
+            parts.push(part(&device, &found, from, len)?);
             (from, left) = (from + len, left - len);
         }
         Ok(parts)

@@ -1,7 +1,9 @@
 //! The settings of one transport, their defaults and their ranges.
 
+use core::net::{IpAddr, Ipv4Addr, SocketAddr};
+
 use serde::{Deserialize, Serialize};
-use te_fabric::config::{ConfigError, check_ranges};
+use te_fabric::config::{ConfigError, check_advertised, check_ranges};
 
 /// How an [`NvlinkTransport`](crate::NvlinkTransport) bounds itself. Every field has a default.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,10 +21,28 @@ pub struct Config {
     /// How long copies wait for an owner to grant a region, ms; 1 to 3,600,000. After that they fail with
     /// `Unreachable`, so that other fabrics take over, until the owner answers. Default 2,000.
     pub grant_ms_max: u32,
-    /// When a peer whose process cannot be seen (it is in another PID namespace, on a kernel before 6.5)
-    /// closes its connection without having closed its mappings, its copies count as ended after this long,
-    /// ms; 100 to 3,600,000. The end of other processes is seen. Default 1,000.
+    /// When a peer whose process cannot be seen (on another host; or in another PID namespace, on a kernel
+    /// before 6.5) closes its connection without having closed its mappings, its copies count as ended after
+    /// this long, ms; 100 to 3,600,000. The end of other processes is seen. Default 1,000.
     pub quarantine_ms: u32,
+    /// Whether memory of devices is shared with the other hosts of its NVLink domain, and theirs is mapped,
+    /// by fabric handles. Each process needs an IMEX channel. Handles are given over a TCP connection to who
+    /// shows the key of an export; the setting `other_users` says nothing about other hosts. Default false.
+    pub across_hosts: bool,
+    /// Port of the listener for processes of other hosts; 0: a free one. A port that is in use keeps the
+    /// fabric from starting. Default 0.
+    pub port: u16,
+    /// The address of that listener. Default `127.0.0.1:0`, which other hosts cannot reach.
+    #[serde(skip)]
+    pub bind: SocketAddr,
+    /// The address of that listener that exports carry. Default: the one in `bind`; when that is unspecified
+    /// (`0.0.0.0`, `::`), the addresses of this host's interfaces.
+    #[serde(skip)]
+    pub advertise: Option<IpAddr>,
+    /// The name of this host, which processes of one host have in common. Default: the id of its boot. Tests
+    /// name hosts.
+    #[serde(skip)]
+    pub host: Option<[u8; 16]>,
     /// Upper limit of slices that are accepted and not yet completed, 1 to 1,048,576. Default 4,096.
     #[serde(skip)]
     pub inflight_max: u32,
@@ -40,6 +60,11 @@ impl Default for Config {
             idle_ms_max: 2_000,
             grant_ms_max: 2_000,
             quarantine_ms: 1_000,
+            across_hosts: false,
+            port: 0,
+            bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0),
+            advertise: None,
+            host: None,
             inflight_max: 4_096,
             identity: 0,
         }
@@ -47,6 +72,14 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The address to listen on: `bind`, with the port in `port` if that is not 0.
+    pub(crate) const fn listen(&self) -> SocketAddr {
+        match self.port {
+            0 => self.bind,
+            port => SocketAddr::new(self.bind.ip(), port),
+        }
+    }
+
     /// Checks every field against its limits.
     ///
     /// # Errors
@@ -58,7 +91,8 @@ impl Config {
             ("grant_ms_max", u64::from(self.grant_ms_max), 1, 3_600_000),
             ("quarantine_ms", u64::from(self.quarantine_ms), 100, 3_600_000),
             ("inflight_max", u64::from(self.inflight_max), 1, 1 << 20),
-        ])
+        ])?;
+        check_advertised(self.advertise)
     }
 }
 

@@ -1,11 +1,13 @@
-//! The fabric from GPU to GPU, and between GPUs and shared host memory, of one host's processes (CUDA).
+//! The fabric from GPU to GPU, and between GPUs and shared host memory, of one host's processes (CUDA); with
+//! [`Config::across_hosts`], also from GPU to GPU of the hosts of one NVLink domain.
 //!
 //! A peer opens the memory of an owner by handles of the driver, and a device of the peer copies by itself:
 //! over NVLink, over PCIe, or within one GPU. Neither the owner nor any CPU touches a byte.
 //!
 //! ```text
-//!       submit                    poll                      control connection: abstract SOCK_SEQPACKET
-//!         │                        ▲                                    │ Hello, Ask{region, key}
+//!       submit                    poll                      control connection: abstract SOCK_SEQPACKET,
+//!         │                        ▲                        or TCP between hosts (`stream`)
+//!         │                        │                                    │ Hello, Ask{region, key}
 //!  ┌──────▼────────────────────────┴──────┐                             │ parts with handles, Grant
 //!  │ transport   NvlinkTransport: slices  │   ┌─────────────────────────▼──────────────────────────┐
 //!  │             that wait, copies that   ├───┤ owner    who may map what, who has died            │
@@ -25,6 +27,12 @@
 //! files travel as descriptors, other handles in the frames ([`wire`]). The messages are those of
 //! [`te_core::grant`].
 //!
+//! **Another host** is reached where an export has addresses: the owner listens for TCP, the memory has a
+//! fabric handle, and both have an IMEX channel of one domain, which is tried by importing. The peer names
+//! the owner, and then the same messages follow. The rows are seen by the peer alone, so what it was granted
+//! is in use until it says that it has closed the mapping. Who has the key of an export, and reaches the
+//! port, gets the handles: the network has to keep others out, as for the other fabrics.
+//!
 //! **A slice** waits until its region is granted and mapped. Then its peer marks the row of the grant as in
 //! use, starts the copy, and clears the mark when the device says that the copies are over. A revoked row
 //! takes no further copy. `poll` sees the end of a copy by one load from page-locked memory.
@@ -33,7 +41,8 @@
 //! so, because the CUDA manual leaves it undefined what happens when memory is freed that another process
 //! has open. A peer that has died is known by its process (a pidfd), not by its connection: a process that
 //! dies closes its descriptors one after the other, and its work on the device may end after the
-//! connection.
+//! connection. The process of another host cannot be seen: when its kernel says that the connection is over
+//! (FIN or RST), its copies count as ended after [`Config::quarantine_ms`].
 //!
 //! | | |
 //! |---|---|
@@ -46,7 +55,7 @@
 //! | fences | end at once, because a slice ends after its last byte has arrived; unknown after a device failed |
 //! | expulsion | yes |
 //! | checksums | no |
-//! | other hosts | no |
+//! | other hosts | memory of devices, by fabric handles, within an NVLink domain |
 //!
 //! # Limits
 //!
@@ -61,14 +70,24 @@
 //!   until it goes on or dies. Of a process in a PID namespace that is not visible here, on a kernel before
 //!   6.5, the end of the connection and [`Config::quarantine_ms`] count as its end.
 //! * A process has up to 1,024 regions of one owner mapped or requested; `attach` of more is `Full`.
-//! * File descriptors: one for each connection and one more for the process of a peer, one for each exported
-//!   memory file, and for each exported mapping of virtual memory. When there are none left, peers are
-//!   refused, and owners are `Unreachable`: raise RLIMIT_NOFILE.
+//! * File descriptors: one for each connection and one more for the process of a peer of this host, one for
+//!   each exported memory file, and for each exported mapping of virtual memory. When there are none left,
+//!   peers are refused, and owners are `Unreachable`: raise RLIMIT_NOFILE.
 //! * Up to 20 warnings about other processes are written to the log in a minute.
-//! * Other hosts of an NVLink domain are not reached: there is no control connection to them. Within the
-//!   host, memory whose only handle is a fabric handle is shared by it, where the process has an IMEX
-//!   channel; [`NvlinkTransport::not_exported`] says why memory is not exported, as does
-//!   [`te_core::Transport::why_not_exported`], from which engines list it.
+//! * [`NvlinkTransport::not_exported`] says why memory is not exported, and
+//!   [`NvlinkTransport::not_across_hosts`] why memory of a device is not exported to other hosts, as memory
+//!   of `cudaMalloc`; [`te_core::Transport::why_not_exported`], from which engines list it, says both. Shared
+//!   memory of the host is not served to other hosts.
+//! * Of a peer on another host whose host stops answering (a partition, a crash), nothing is known: what it
+//!   has mapped stays in use until its kernel answers a probe, which are sent for an hour, or this process
+//!   ends. A peer that does not hear from its owner's host for 20 s closes what it has mapped. So with
+//!   something between the hosts that ends connections by itself, such as a firewall,
+//!   [`Config::quarantine_ms`] has to be above 20,000.
+//! * What only an NVLink domain of several hosts can show: that the driver opens fabric handles of another
+//!   host, which error it returns for a foreign domain, how copies and other hosts fare when a host of the
+//!   domain dies, that the copies of a process that was killed have ended after the quarantine, and every
+//!   figure. The tests use a fake driver, whose fabric handles are valid in all processes that have the
+//!   number of the same domain.
 //! * A remote region is mapped for one device, which does all copies from and to it: the one that has the
 //!   memory, if this process has registered memory of it, or else a registered one that reaches it. Local
 //!   memory of a further device is copied by that device, over PCIe where it has no direct way.
@@ -137,6 +156,7 @@ mod memory;
 mod not_exported;
 mod owner;
 mod peers;
+mod stream;
 mod sys;
 mod transport;
 mod warnings;

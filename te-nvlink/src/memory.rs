@@ -61,6 +61,8 @@ impl Own {
 #[derive(Debug)]
 pub(crate) struct Opening {
     pub(crate) parts: Vec<(Part, Option<OwnedFd>)>,
+    /// Whether they come from another host.
+    pub(crate) is_across_hosts: bool,
     pub(crate) own: Option<Own>,
     /// Whether the export says that the memory is a GPU's.
     pub(crate) is_device: bool,
@@ -78,6 +80,11 @@ impl Opening {
             own.kernel &= own.location == self.via;
             let is_all = own.len == self.len;
             return if is_all { Ok(Memory::Own(own)) } else { Err(ErrorKind::InvalidArgument.into()) };
+        }
+        // Other handles mean something of this host.
+        let is_fabric = |(part, _): &(Part, _)| matches!(part.means, Means::Fabric(_));
+        if self.is_across_hosts && !self.parts.iter().all(is_fabric) {
+            return Err(ErrorKind::Protocol.into());
         }
         let memory = match (self.is_device, &self.parts[..]) {
             (false, [(Part { means: Means::File, offset, len, .. }, Some(fd))]) if *len == self.len => {

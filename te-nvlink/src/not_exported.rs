@@ -28,15 +28,23 @@ pub(crate) struct Reasons(Vec<(Discriminant<NotExported>, Option<Discriminant<No
 impl Reasons {
     /// Writes why a region is not exported to the log: a warning, once for each reason.
     pub(crate) fn log(&mut self, id: RegionId, why: &NotExported) {
-        if *why == NotExported::Private {
-            return;
+        if *why != NotExported::Private {
+            self.write(id, "exported", why);
         }
+    }
+
+    /// The same, of a region that is exported to this host alone.
+    pub(crate) fn log_across_hosts(&mut self, id: RegionId, why: &NotExported) {
+        self.write(id, "exported to other hosts", why);
+    }
+
+    fn write(&mut self, id: RegionId, what: &str, why: &NotExported) {
         let device = if let NotExported::Device(why) = why { Some(discriminant(why)) } else { None };
         let reason = (discriminant(why), device);
         if self.0.contains(&reason) {
-            log::info!("nvlink: region {id} is not exported: {why}");
+            log::info!("nvlink: region {id} is not {what}: {why}");
         } else {
-            log::warn!("nvlink: region {id} is not exported: {why}; others of this reason are told as info");
+            log::warn!("nvlink: region {id} is not {what}: {why}; others of this reason are told as info");
             self.0.push(reason);
         }
     }

@@ -4,6 +4,7 @@
 //! later than in [`te_core::grant`]: a grant is *mapped* when the thread says so; a mapping that is dropped
 //! is closed when the last copy has ended; and its `Release` is sent, once, when it is closed.
 
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,10 +17,11 @@ use te_gpu::{Gpu, Place};
 use te_host::control::{Ledger, SeqSocket, socket_name};
 use te_host::own_uid;
 
-use crate::channel::{Channel, Received, Tag};
+use crate::channel::{Channel, Received, Socket, Tag};
 use crate::config::Config;
 use crate::memory::{Memory, Opening, Own};
 use crate::owner::may_share;
+use crate::stream::Stream;
 use crate::warnings::Warnings;
 use crate::wire::{Frame, Part};
 use crate::worker::{Done, Job, Worker};
@@ -61,6 +63,8 @@ struct Host {
     imports: u32,
     /// Requests that were not answered. The owner may have granted them already.
     asks: u32,
+    /// Whether the owner has ever answered.
+    is_met: bool,
 }
 
 /// What an export says of a link.
@@ -69,6 +73,7 @@ struct Link {
     socket: [u8; 16],
     region: RegionId,
     is_device: bool,
+    is_across_hosts: bool,
     via: Location,
 }
 
@@ -123,16 +128,16 @@ impl Peers {
         }
     }
 
-    /// Requests a region from its owner; `via` will copy.
+    /// Requests a region from its owner, of this host or at these `addresses`; `via` will copy.
     pub(crate) fn attach(
         &mut self,
         (epoll, gpu, worker): (&Epoll, &Gpu, &Worker),
-        socket: [u8; 16],
+        (socket, addresses): ([u8; 16], Option<&[SocketAddr]>),
         want: Want,
         (is_device, via): (bool, Location),
     ) -> Result<u32, Error> {
         self.driver = gpu.driver_id();
-        let owner = self.owner(epoll, socket)?;
+        let owner = self.owner(epoll, socket, addresses)?;
         let at = self.owners.get(owner as usize).copied().flatten();
         let host = at.and_then(|at| self.hosts.get(at as usize)).and_then(Option::as_ref);
         // An owner has so many rows for this process, and refuses what is more.
@@ -140,11 +145,12 @@ impl Peers {
             return Err(ErrorKind::Full.into());
         }
         let link = self.half.attach(owner, want);
+        let is_across_hosts = addresses.is_some();
+        let known = Link { socket, region: want.region, is_device, is_across_hosts, via };
         if self.links.len() <= link as usize {
-            let nothing = Link { socket, region: want.region, is_device, via };
-            self.links.resize(link as usize + 1, nothing);
+            self.links.resize(link as usize + 1, known);
         }
-        self.links[link as usize] = Link { socket, region: want.region, is_device, via };
+        self.links[link as usize] = known;
         self.settle(epoll, worker, None);
         Ok(link)
     }
@@ -201,10 +207,13 @@ impl Peers {
 
     /// Handles the frames of an owner. An owner that breaks the protocol, or is gone, counts as dead.
     pub(crate) fn receive(&mut self, epoll: &Epoll, worker: &Worker, at: u32) {
-        for _ in 0..FRAMES_MAX {
+        for nth in 0.. {
             let Some(Some(host)) = self.hosts.get_mut(at as usize) else { return };
+            if nth >= FRAMES_MAX && !host.channel.has_frame() {
+                return;
+            }
             host.channel.flush(epoll);
-            let received = host.channel.receive();
+            let received = host.channel.receive(epoll);
             let Some(owner) = host.owner else {
                 // Only releases are of interest any more: ours, and those of grants that come too late.
                 match received {
@@ -217,12 +226,16 @@ impl Peers {
                     }
                     Received::Frame(..) | Received::Invalid(_) => continue,
                     Received::Nothing => return self.forget_idle(at),
-                    Received::End => return self.forget(at),
+                    Received::End | Received::Silence => return self.forget(at),
                 }
             };
             match received {
                 Received::Nothing => return,
-                Received::End => self.half.lost(owner, ErrorKind::PeerDead.into()),
+                // No owner listens at the addresses, or another one: other fabrics may lead to it.
+                Received::End | Received::Silence if host.channel.is_across_hosts() && !host.is_met => {
+                    self.half.lost(owner, ErrorKind::Unreachable.into());
+                }
+                Received::End | Received::Silence => self.half.lost(owner, ErrorKind::PeerDead.into()),
                 Received::Invalid(error) => {
                     if error.kind == ErrorKind::Unreachable {
                         let text = "no room for a descriptor of an owner: raise RLIMIT_NOFILE";
@@ -238,6 +251,10 @@ impl Peers {
                         host.asks = 0;
                         self.half.lost(owner, ErrorKind::Protocol.into());
                     }
+                }
+                Received::Frame(Frame::Open(_), _) => {
+                    host.asks = 0;
+                    self.half.lost(owner, ErrorKind::Protocol.into());
                 }
                 Received::Frame(Frame::Grant(message), fd) => {
                     self.message(epoll, worker, (at, owner), message, fd)
@@ -415,38 +432,61 @@ impl Peers {
         };
         if let Some(slot) = self.hosts.get_mut(at as usize)
             && slot.as_ref().is_some_and(is_idle)
+            && let Some(mut host) = slot.take()
         {
-            *slot = None;
+            host.channel.finish();
         }
     }
 
-    fn owner(&mut self, epoll: &Epoll, name: [u8; 16]) -> Result<u32, Error> {
+    fn owner(
+        &mut self,
+        epoll: &Epoll,
+        name: [u8; 16],
+        addresses: Option<&[SocketAddr]>,
+    ) -> Result<u32, Error> {
         let known = self.hosts.iter().flatten().find(|host| host.name == name && host.owner.is_some());
         if let Some(owner) = known.and_then(|host| host.owner) {
             return Ok(owner);
         }
         let unreachable = |errno: Errno| Error::with_code(ErrorKind::Unreachable, errno as i32);
-        let socket = SeqSocket::connect(&socket_name(&name)).map_err(unreachable)?;
-        let (uid, _) = socket.peer().map_err(unreachable)?;
-        if !may_share(uid, own_uid(), self.other_users) {
-            let text = format_args!("memory of user {uid} is not mapped; see the setting other_users");
-            self.warnings.warn(text);
-            return Err(unreachable(Errno::EACCES));
-        }
+        let (socket, rows) = match addresses {
+            None => (Socket::Host(self.connect(&name).map_err(unreachable)?), None),
+            // The rows of this owner are seen here alone.
+            Some(addresses) => {
+                let stream = Stream::connect(addresses).map_err(unreachable)?;
+                let (ledger, _) = Ledger::create().map_err(unreachable)?;
+                (Socket::Hosts(stream), Some(Arc::new(ledger)))
+            }
+        };
         let at = self.hosts.iter().position(Option::is_none).unwrap_or(self.hosts.len());
-        let channel = Channel::new(epoll, socket, Tag::Host(at as u32))?;
+        let mut channel = Channel::new(epoll, socket, Tag::Host(at as u32))?;
+        if channel.is_across_hosts() {
+            channel.push(Frame::Open(name), None);
+        }
         let owner = self.half.connected()?;
         if at == self.hosts.len() {
             self.hosts.push(None);
         }
         let (owned, parts) = (Some(owner), Vec::new());
-        let host = Host { name, owner: owned, channel, rows: None, parts, imports: 0, asks: 0 };
+        let host = Host { name, owner: owned, channel, rows, parts, imports: 0, asks: 0, is_met: false };
         self.hosts[at] = Some(host);
         if self.owners.len() <= owner as usize {
             self.owners.resize(owner as usize + 1, None);
         }
         self.owners[owner as usize] = Some(at as u32);
         Ok(owner)
+    }
+
+    /// Connects to an owner of this host.
+    fn connect(&mut self, name: &[u8; 16]) -> Result<SeqSocket, Errno> {
+        let socket = SeqSocket::connect(&socket_name(name))?;
+        let (uid, _) = socket.peer()?;
+        if !may_share(uid, own_uid(), self.other_users) {
+            let text = format_args!("memory of user {uid} is not mapped; see the setting other_users");
+            self.warnings.warn(text);
+            return Err(Errno::EACCES);
+        }
+        Ok(socket)
     }
 
     /// Carries out the effects that `half` has queued; `came` is what came with the message that was just
@@ -473,10 +513,11 @@ impl Peers {
                 }
                 PeerEffect::OpenRows { .. } => {
                     let fd = if let Some(Came::Rows(fd)) = came.take() { fd } else { None };
-                    match fd.and_then(|fd| Ledger::open(fd.as_fd()).ok()) {
+                    let opened = fd.and_then(|fd| Ledger::open(fd.as_fd()).ok()).map(Arc::new);
+                    match if host.channel.is_across_hosts() { host.rows.clone() } else { opened } {
                         Some(ledger) => {
-                            let ledger = Arc::new(ledger);
                             host.rows = Some(Arc::clone(&ledger));
+                            host.is_met = true;
                             self.half.welcomed(owner, ledger);
                         }
                         None => self.half.lost(owner, ErrorKind::Protocol.into()),
@@ -508,14 +549,14 @@ impl Peers {
         import: Import,
         (parts, len, writable): (Vec<(Part, Option<OwnedFd>)>, u64, bool),
     ) {
-        let Link { socket, region, is_device, via } = self.links[import.link as usize];
+        let Link { socket, region, is_device, is_across_hosts, via } = self.links[import.link as usize];
         let own = if is_device { Own::find(socket, region, self.driver) } else { None };
         let at = self.imports.iter().position(Option::is_none).unwrap_or(self.imports.len());
         if at == self.imports.len() {
             self.imports.push(None);
         }
         self.imports[at] = Some(import);
-        let opening = Opening { parts, own, is_device, via, len, writable };
+        let opening = Opening { parts, is_across_hosts, own, is_device, via, len, writable };
         worker.send(Job::Open { import: at as u32, opening });
     }
 }

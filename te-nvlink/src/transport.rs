@@ -1,33 +1,35 @@
 //! The transport: slices that wait for their memory, and copies that run.
 
+mod share;
+
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use te_core::device::{Devices, HopEnd};
-use te_core::grant::{Offer, Want};
+use te_core::grant::Want;
 use te_core::{
     Access, Capabilities, Completion, Error, ErrorKind, EventSource, ExpelMode, Features, Instant, Location,
     MemSpan, Memory, MemoryKinds, Op, RegionId, RemoteRegionId, Slice, Token, Transport,
 };
+use te_fabric::net::advertised;
 use te_fabric::operation::accept_prefix;
 use te_fabric::{
     Epoll, OpenError, Operation, Operations, Queue, Region, Regions, RemoteBytes, RemoteRegion, RemoteRegions,
 };
-use te_gpu::{Block, Copy, CopyQueue, Gpu, HostPin, NotShared, Place};
-use te_host::control::{boot_id, socket_name};
+use te_gpu::{Block, Copy, CopyQueue, Gpu, HostPin, Place};
+use te_host::control::boot_id;
 use te_host::fork::Mark;
-use te_host::{Protection, SharedMemory, keys};
+use te_host::keys;
 
-use crate::channel::{Tag, system};
+use crate::channel::Tag;
 use crate::config::Config;
 use crate::export::Export;
-use crate::memory::{Handles, Own, is_written, part};
+use crate::memory::{Own, is_written};
 use crate::not_exported::{NotExported, Reasons};
-use crate::owner::{Owner, Shared};
+use crate::owner::Owner;
 use crate::peers::{Peers, Target};
 use crate::sys::{Lasting, start};
-use crate::wire::{Means, Part};
 use crate::worker::{Done, Job, Worker};
 
 /// Longest slice, bytes.
@@ -42,8 +44,6 @@ const FENCES_MAX: u32 = 64;
 const EVENTS_MAX: usize = 16;
 /// Copies that are started in one call of a queue.
 const COPIES_MAX: usize = 512;
-/// How long a transport that is dropped waits for its peers.
-const DROP_MAX: Duration = Duration::from_secs(1);
 
 /// Copies between memory of devices and memory of other processes of the host.
 ///
@@ -55,7 +55,10 @@ pub struct NvlinkTransport {
     mark: Mark,
     config: Config,
     identity: u64,
-    boot: [u8; 16],
+    /// The name of this host.
+    host: [u8; 16],
+    /// Where peers of other hosts reach this transport; empty: they do not.
+    addresses: Vec<SocketAddr>,
     /// Name of this transport's listener.
     socket: [u8; 16],
     epoll: Epoll,
@@ -99,6 +102,8 @@ struct Local {
     pin: Pinning,
     key: [u8; 16],
     exported: Result<(), NotExported>,
+    /// Whether processes of other hosts can map it, too.
+    across_hosts: Result<(), NotExported>,
 }
 
 struct OnDevice {
@@ -134,8 +139,8 @@ impl NvlinkTransport {
     /// registered, or memory of a peer is attached. It listens from the first region on that can be exported.
     ///
     /// # Errors
-    /// A setting outside its range; a host whose boot id cannot be read; no file descriptor or no random
-    /// numbers from the system.
+    /// A setting outside its range; a host whose boot id cannot be read; an address that cannot be listened
+    /// on; no file descriptor or no random numbers from the system.
     pub fn new(config: Config, gpu: Gpu) -> Result<Self, OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let random = |error: Error| {
@@ -143,15 +148,26 @@ impl NvlinkTransport {
         };
         let identity = if config.identity == 0 { keys::identity() } else { Ok(config.identity) };
         let identity = identity.map_err(random)?;
+        let host = config.host.map_or_else(boot_id, Ok).map_err(OpenError::step("read the boot id"))?;
+        let epoll = Epoll::new(EVENTS_MAX).map_err(OpenError::step("create an epoll instance"))?;
+        let mut owner = Owner::new(&config);
+        let mut addresses = Vec::new();
+        if config.across_hosts {
+            let listens = owner.listen_across_hosts(&epoll, &config);
+            let bound = listens.map_err(OpenError::step("listen for processes of other hosts"))?;
+            let ips = advertised(config.advertise, bound.ip());
+            addresses = ips.into_iter().map(|ip| SocketAddr::new(ip, bound.port())).collect();
+        }
         Ok(Self {
             kinds: gpu.kinds() | MemoryKinds::HOST,
             gpu,
             mark: Mark::new(),
             identity,
-            boot: boot_id().map_err(OpenError::step("read the boot id"))?,
+            host,
+            addresses,
             socket: keys::random().map_err(random)?,
-            epoll: Epoll::new(EVENTS_MAX).map_err(OpenError::step("create an epoll instance"))?,
-            owner: Owner::new(&config),
+            epoll,
+            owner,
             peers: Peers::new(identity, &config),
             worker: None,
             regions: Regions::new(ROWS_MAX),
@@ -183,6 +199,15 @@ impl NvlinkTransport {
     /// `NotFound`, `Stale`.
     pub fn not_exported(&self, id: RegionId) -> Result<Option<NotExported>, Error> {
         Ok(self.regions.find(id)?.ext.exported.err())
+    }
+
+    /// Why processes of other hosts cannot map a region of device memory that processes of this host can;
+    /// `None` when they can, and where no region is shared with other hosts.
+    ///
+    /// # Errors
+    /// `NotFound`, `Stale`.
+    pub fn not_across_hosts(&self, id: RegionId) -> Result<Option<NotExported>, Error> {
+        Ok(self.regions.find(id)?.ext.across_hosts.err())
     }
 
     /// Slices whose copies may never have ended, because their device failed. Their regions, and the memory
@@ -388,7 +413,8 @@ impl NvlinkTransport {
         for at in 0..count {
             match Tag::from_bits(self.epoll.event(at).token) {
                 Tag::Listener => self.owner.accept(&self.epoll),
-                Tag::Holder(index) => self.owner.receive(&self.epoll, &self.gpu, index),
+                Tag::HostsListener => self.owner.accept_across_hosts(&self.epoll, self.now),
+                Tag::Holder(index) => self.owner.receive(&self.epoll, &self.gpu, &self.socket, index),
                 Tag::Host(index) => {
                     if let Some(worker) = &self.worker {
                         self.peers.receive(&self.epoll, worker, index);
@@ -448,50 +474,6 @@ impl NvlinkTransport {
         }
         Ok(Some(OnDevice { block, place: self.gpu.place(span), as_of }))
     }
-
-    /// The handles of a region, for its peers.
-    fn parts(&self, span: MemSpan, access: Access, is_device: bool) -> Result<Handles, NotExported> {
-        if !access.is_remote() {
-            return Err(NotExported::Private);
-        }
-        if is_device {
-            let parts = self.gpu.share(span).map_err(NotExported::Device)?;
-            return Ok(parts.into_iter().map(part).collect());
-        }
-        let (memory, offset) = SharedMemory::find(span).ok_or(NotExported::NotSharedMemory)?;
-        let writable = access.contains(Access::REMOTE_WRITE);
-        if writable && !memory.peers_may_write() {
-            return Err(NotExported::NotWritable);
-        }
-        let protection = if writable { Protection::ReadWrite } else { Protection::ReadOnly };
-        let fd = memory.share(protection).map_err(|error| {
-            NotExported::Device(NotShared::Refused { handle: "memory file", error: system(error) })
-        })?;
-        let (bytes, len) = (memory.span().len() as u64, span.len() as u64);
-        Ok(vec![(Part { means: Means::File, bytes, offset, len }, Some(Arc::new(fd)))])
-    }
-
-    fn share(&mut self, id: RegionId, local: &mut Local, access: Access) -> Result<(), Error> {
-        let parts = match self.parts(local.span, access, local.device.is_some()) {
-            Ok(parts) => parts,
-            Err(why) => {
-                self.reasons.log(id, &why);
-                local.exported = Err(why);
-                return Ok(());
-            }
-        };
-        local.key = keys::random()?;
-        self.owner.listen(&self.epoll, &socket_name(&self.socket))?;
-        let len = local.span.len() as u64;
-        if let Some(device) = &local.device {
-            let (location, kernel) = (device.block.location, device.block.is_own_context);
-            let own = Own { driver: self.gpu.driver_id(), place: device.place, location, len, kernel };
-            own.remember(self.socket, id);
-        }
-        let block = local.device.as_ref().map(|device| device.block);
-        self.owner.share(Offer { key: local.key, offset: 0, len, access }, Shared { id, parts, block });
-        Ok(())
-    }
 }
 
 impl Memory for NvlinkTransport {
@@ -509,7 +491,8 @@ impl Memory for NvlinkTransport {
         if let Some(device) = &device {
             self.need_queue(device.block.location)?;
         }
-        let mut local = Local { span, device, pin: Pinning::Not, key: [0; 16], exported: Ok(()) };
+        let (exported, across_hosts) = (Ok(()), Ok(()));
+        let mut local = Local { span, device, pin: Pinning::Not, key: [0; 16], exported, across_hosts };
         self.share(id, &mut local, access)?;
         self.regions.insert(id.index, Region::new(id, span.len() as u64, span.location(), access, 0, local))
     }
@@ -553,13 +536,14 @@ impl Memory for NvlinkTransport {
         let uuid = |location| devices.iter().find(|of| of.location == location).map(|of| of.uuid);
         let gpu = region.ext.device.as_ref().and_then(|device| uuid(device.block.location));
         let export = Export {
-            boot: self.boot,
+            host: self.host,
             gpu,
             socket: self.socket,
             region: id,
             key: region.ext.key,
             len: region.len,
             access: region.access,
+            addresses: self.addresses_of(region),
         };
         let bytes = export.to_bytes();
         out.get_mut(..bytes.len()).ok_or(ErrorKind::OutOfRange)?.copy_from_slice(&bytes);
@@ -571,15 +555,17 @@ impl Memory for NvlinkTransport {
             return Err(ErrorKind::Forked.into());
         }
         self.remote_regions.vacant(id.index)?;
-        let Export { boot, gpu, socket, region, key, len, access } = Export::parse(blob)?;
-        // Fabric handles would reach further; there is no control connection to other hosts.
-        if boot != self.boot {
+        let Export { host, gpu, socket, region, key, len, access, addresses } = Export::parse(blob)?;
+        let is_across_hosts = host != self.host;
+        // Fabric handles are of memory of devices.
+        if is_across_hosts && (!self.config.across_hosts || addresses.is_empty() || gpu.is_none()) {
             return Err(ErrorKind::Unreachable.into());
         }
         let devices = self.gpu.devices().map_err(|_| ErrorKind::Unreachable)?;
+        let seen = gpu.filter(|_| !is_across_hosts);
         let home =
-            gpu.map(|gpu| devices.iter().find(|device| device.uuid == gpu).map(|device| device.location));
-        // A device that this process does not see cannot be opened here.
+            seen.map(|gpu| devices.iter().find(|device| device.uuid == gpu).map(|device| device.location));
+        // A device of this host that this process does not see cannot be opened here.
         let home = home.map(|home| home.ok_or(ErrorKind::Unreachable)).transpose()?;
         let via = self.via(home).ok_or(ErrorKind::Unreachable)?;
         self.need_queue(via).map_err(|error| Error::with_code(ErrorKind::Unreachable, error.code))?;
@@ -589,7 +575,8 @@ impl Memory for NvlinkTransport {
         };
         let want = Want { region, key, len, access };
         let with = (&self.epoll, &self.gpu, &*worker);
-        let link = self.peers.attach(with, socket, want, (home.is_some(), via))?;
+        let addresses = is_across_hosts.then_some(&addresses[..]);
+        let link = self.peers.attach(with, (socket, addresses), want, (gpu.is_some(), via))?;
         let remote = RemoteRegion {
             generation: id.generation,
             peer: 0,
@@ -600,7 +587,7 @@ impl Memory for NvlinkTransport {
             location: home.unwrap_or(Location::Host),
             access,
             pins: 0,
-            ext: Link { link, is_device: home.is_some() },
+            ext: Link { link, is_device: gpu.is_some() },
         };
         self.remote_regions.insert(id.index, remote)
     }
@@ -626,7 +613,7 @@ impl Transport for NvlinkTransport {
         Capabilities::new(Features::READ | Features::WRITE | Features::TWO_SIDED_PROGRESS)
             .with_slice_bytes(SLICE_BYTES_PREFERRED, SLICE_BYTES_MAX)
             .with_inflight_max(self.config.inflight_max)
-            .with_export_bytes_max(Export::BYTES as u32)
+            .with_export_bytes_max(self.export_bytes_max())
             .with_memory(self.kinds)
     }
 
@@ -709,8 +696,7 @@ impl Transport for NvlinkTransport {
     }
 
     fn why_not_exported(&self, region: RegionId) -> Option<String> {
-        let why = self.not_exported(region).ok()??;
-        (why != NotExported::Private).then(|| why.to_string())
+        self.why_not_shared(region)
     }
 
     fn is_connected(&self, peer: u64) -> bool {
@@ -737,54 +723,5 @@ impl Transport for NvlinkTransport {
 impl fmt::Debug for NvlinkTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NvlinkTransport").field("running", &self.running).finish_non_exhaustive()
-    }
-}
-
-impl Drop for NvlinkTransport {
-    fn drop(&mut self) {
-        if self.mark.is_forked() {
-            return;
-        }
-        let begin = std::time::Instant::now();
-        while self.running > 0 && begin.elapsed() < DROP_MAX {
-            self.reap();
-            std::thread::yield_now();
-        }
-        // What still runs uses pages that were locked for it. A queue waits once more, and does not say
-        // whether that helped: the pages stay locked.
-        self.queues.clear();
-        if self.running > 0 || self.quarantined > 0 {
-            let indices: Vec<u32> = self.regions.iter().map(|(index, _)| index).collect();
-            for region in indices {
-                let region = self.regions.get_mut(region);
-                std::mem::forget(region.map(|region| std::mem::replace(&mut region.ext.pin, Pinning::Not)));
-            }
-        }
-        if let Some(worker) = &mut self.worker {
-            self.peers.close(&self.epoll, worker);
-            // What an owner grants is in use there until it is told that it is not mapped here.
-            while self.peers.waits() && begin.elapsed() < DROP_MAX {
-                self.events();
-                std::thread::yield_now();
-            }
-        }
-        let ids: Vec<RegionId> =
-            self.regions.iter().map(|(index, region)| RegionId::new(index, region.generation)).collect();
-        for id in ids {
-            Own::forget(self.socket, id);
-            loop {
-                self.events();
-                if self.owner.unshare(&self.epoll, id) {
-                    break;
-                }
-                if begin.elapsed() >= DROP_MAX {
-                    log::error!(
-                        "nvlink: a peer has region {id} still mapped after 1 s; its memory may change"
-                    );
-                    break;
-                }
-                std::thread::yield_now();
-            }
-        }
     }
 }

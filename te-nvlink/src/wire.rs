@@ -1,17 +1,22 @@
-//! The frames of the control connection: one per message of a `SOCK_SEQPACKET` socket. All integers are
-//! little-endian.
+//! The frames of the control connection: within a host, one per message of a `SOCK_SEQPACKET` socket; between
+//! hosts, over TCP, each behind a byte with its length. All integers are little-endian.
 //!
 //! | first byte | frame | from | with a file descriptor |
 //! |---|---|---|---|
 //! | 0 | a message of [`te_core::grant`] | both | `Welcome`: the ledger |
 //! | 1 | `part`: kind u8, bytes u64, offset u64, len u64, handle 64 | owner, before its `Grant` | kinds 1 and 4 |
+//! | 2 | `open`: version u8, the owner's name 16 | peer, first of all, over TCP alone | |
 //!
 //! The parts of a grant come before it, in their order, so that a peer has all handles when the grant
-//! arrives.
+//! arrives. Between hosts all parts are of kind 2, a `Welcome` brings no ledger, and the owner expels a peer
+//! by the message alone. An `open` with another name or version, as of an owner that has ended, ends the
+//! connection.
 
 use te_core::grant::{MESSAGE_BYTES_MAX, Message};
 use te_core::{Error, ErrorKind};
 
+/// The version in an `open`.
+pub const VERSION: u8 = 1;
 /// The length of the longest frame, bytes.
 pub const FRAME_BYTES_MAX: usize = 90;
 const _: () = assert!(MESSAGE_BYTES_MAX < FRAME_BYTES_MAX);
@@ -49,6 +54,8 @@ pub enum Frame {
     Grant(Message),
     /// A part of the region that the next grant is of.
     Part(Part),
+    /// The peer of another host wants the owner with this name, which is in its exports.
+    Open([u8; 16]),
 }
 
 impl Frame {
@@ -77,14 +84,19 @@ impl Frame {
                 out[26..90].copy_from_slice(&handle);
                 90
             }
+            Self::Open(name) => {
+                (out[0], out[1]) = (2, VERSION);
+                out[2..18].copy_from_slice(&name);
+                18
+            }
         }
     }
 
     /// Parses a frame.
     ///
     /// # Errors
-    /// `Protocol` for a kind that does not exist, `InvalidArgument` for fields that are too short, too long,
-    /// or not valid.
+    /// `Protocol` for a kind or version that does not exist, `InvalidArgument` for fields that are too short,
+    /// too long, or not valid.
     pub fn decode(frame: &[u8]) -> Result<Self, Error> {
         let invalid = Error::new(ErrorKind::InvalidArgument);
         let (kind, rest) = frame.split_first().ok_or(invalid)?;
@@ -103,6 +115,11 @@ impl Frame {
                 };
                 Ok(Self::Part(Part { means, bytes: number(1), offset: number(9), len: number(17) }))
             }
+            2 => match rest.split_first() {
+                Some((&VERSION, name)) => Ok(Self::Open(name.try_into().map_err(|_| invalid)?)),
+                Some(_) => Err(ErrorKind::Protocol.into()),
+                None => Err(invalid),
+            },
             _ => Err(ErrorKind::Protocol.into()),
         }
     }
@@ -124,6 +141,7 @@ mod tests {
             part(Means::Fabric([9; 64])),
             part(Means::Ipc([8; 64])),
             part(Means::File),
+            Frame::Open([5; 16]),
         ] {
             let mut bytes = [0; FRAME_BYTES_MAX];
             let len = frame.encode(&mut bytes);

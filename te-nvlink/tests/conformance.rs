@@ -41,6 +41,8 @@ enum Kind {
     Heap,
     /// Of the host, in a memory file.
     Shared,
+    /// Mapped by virtual memory management, with a fabric handle, in two pieces.
+    Fabric,
 }
 
 #[derive(Clone, Copy)]
@@ -50,11 +52,13 @@ struct Ends {
     /// Both ends use one copy of the driver, as within one process.
     is_own: bool,
     is_multi: bool,
+    /// The ends stand for processes of two hosts.
+    is_across_hosts: bool,
 }
 
 impl Ends {
     const fn of(initiator: Kind, target: Kind) -> Self {
-        Self { initiator, target, is_own: false, is_multi: false }
+        Self { initiator, target, is_own: false, is_multi: false, is_across_hosts: false }
     }
 }
 
@@ -87,9 +91,10 @@ impl Memories {
                 let whole = fake.allocate(bytes + 3 * 4_096);
                 (whole, whole.part(2 * 4_096, bytes as u64).unwrap())
             }
-            Kind::Chunks => {
+            Kind::Chunks | Kind::Fabric => {
                 // The border of the chunks is in the span.
-                let whole = fake.map_chunks(2, bytes.next_multiple_of(2 * MIB));
+                let bytes = bytes.next_multiple_of(2 * MIB);
+                let whole = fake.map_chunks_with(2, bytes, if kind == Kind::Fabric { 1 | 8 } else { 1 });
                 let at = (whole.len() / 2) as u64 - (bytes as u64 / 2 / 4_096 * 4_096);
                 (whole, whole.part(at, bytes as u64).unwrap())
             }
@@ -149,23 +154,25 @@ impl Harness for Gpus {
 
     fn pair(&mut self) -> Box<dyn Pair + '_> {
         self.seed.set(self.seed.get() + 1);
-        self.fakes.iter().for_each(|fake| _ = fake.set("seed", self.seed.get()));
+        self.fakes.iter().for_each(|fake| _ = fake.set("seed", self.seed.get()).set("domain", 7));
         let memories =
             Memories { fakes: self.fakes.clone(), spans: RefCell::default(), files: RefCell::default() };
         Box::new(GpuPair {
             ends: self.ends,
-            initiator: Some(open(&self.fakes[0], INITIATOR, self.ends.is_multi)),
-            target: Some(open(&self.fakes[1], TARGET, self.ends.is_multi)),
+            initiator: Some(open(&self.fakes[0], INITIATOR, self.ends)),
+            target: Some(open(&self.fakes[1], TARGET, self.ends)),
             memories: Rc::new(memories),
             clock: WallClock::new(Duration::ZERO),
         })
     }
 }
 
-fn open(fake: &Arc<Fake>, identity: u64, is_multi: bool) -> Watched {
-    let config = Config { identity, inflight_max: 512, ..Config::default() };
+fn open(fake: &Arc<Fake>, identity: u64, ends: Ends) -> Watched {
+    let across_hosts = ends.is_across_hosts;
+    let host = across_hosts.then(|| [identity as u8; 16]);
+    let config = Config { identity, inflight_max: 512, across_hosts, host, ..Config::default() };
     let transport = NvlinkTransport::new(config, fake.gpu(fake.config())).unwrap();
-    let inner: Box<dyn Transport> = match is_multi {
+    let inner: Box<dyn Transport> = match ends.is_multi {
         false => Box::new(transport),
         true => {
             let route = HealthRoute::new(&[100], HealthConfig::default());
@@ -262,6 +269,14 @@ struct GpuPair {
     clock: WallClock,
 }
 
+impl GpuPair {
+    /// Where the export of this fabric begins.
+    fn header(&self, export: &[u8]) -> usize {
+        let addresses = if self.ends.is_across_hosts { 2 + 16 } else { 0 };
+        export.len() - Export::BYTES - addresses
+    }
+}
+
 impl Pair for GpuPair {
     fn initiator(&mut self) -> &mut dyn Transport {
         self.initiator.as_mut().expect("it lives as long as the pair")
@@ -295,12 +310,12 @@ impl Pair for GpuPair {
     }
 
     fn address_bytes(&self, export: &[u8]) -> Range<usize> {
-        let header = export.len() - Export::BYTES;
+        let header = self.header(export);
         header + Export::ADDRESS.start..header + Export::ADDRESS.end
     }
 
     fn key_bytes(&self, export: &[u8]) -> Option<Range<usize>> {
-        let at = export.len() - Export::BYTES + Export::KEY_AT;
+        let at = self.header(export) + Export::KEY_AT;
         Some(at..at + 16)
     }
 
@@ -387,6 +402,16 @@ between!(host_to_device, Ends::of(Kind::Heap, Kind::Chunks), skips [
 
 between!(device_to_host, Ends::of(Kind::Legacy, Kind::Shared), skips []);
 
+between!(device_to_device_across_hosts, Ends { is_across_hosts: true, ..Ends::of(Kind::Legacy, Kind::Fabric) }, skips [
+    what_a_peer_writes_shows_through_a_volatile_span,
+    a_peer_reads_what_was_written_through_a_volatile_span,
+]);
+
+between!(host_to_device_across_hosts, Ends { is_across_hosts: true, ..Ends::of(Kind::Heap, Kind::Fabric) }, skips [
+    what_a_peer_writes_shows_through_a_volatile_span,
+    a_peer_reads_what_was_written_through_a_volatile_span,
+]);
+
 between!(through_multi, Ends { is_multi: true, ..Ends::of(Kind::Legacy, Kind::Legacy) }, skips [
     what_a_peer_writes_shows_through_a_volatile_span,
     a_peer_reads_what_was_written_through_a_volatile_span,
@@ -424,6 +449,11 @@ fn many_seeds_between_devices_by_ipc() {
 #[test]
 fn many_seeds_between_devices_by_descriptors() {
     seeds(Ends::of(Kind::Legacy, Kind::Chunks));
+}
+
+#[test]
+fn many_seeds_between_devices_across_hosts() {
+    seeds(Ends { is_across_hosts: true, ..Ends::of(Kind::Legacy, Kind::Fabric) });
 }
 
 #[test]

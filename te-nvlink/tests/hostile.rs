@@ -153,13 +153,14 @@ impl Liar {
         let mut socket = [nth; 16];
         socket[..4].copy_from_slice(&std::process::id().to_le_bytes());
         let export = Export {
-            boot: boot_id().unwrap(),
+            host: boot_id().unwrap(),
             gpu,
             socket,
             region: RegionId::new(0, 1),
             key: [7; 16],
             len: BYTES as u64,
             access: Access::REMOTE_WRITE,
+            addresses: Vec::new(),
         };
         Self { listener: SeqSocket::listen(&socket_name(&socket)).unwrap(), export }
     }

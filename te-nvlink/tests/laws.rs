@@ -270,7 +270,7 @@ fn a_key_that_is_wrong_opens_nothing() {
     let mut two = Two::new();
     let good = Export::parse(&export(&two.owner, REGION)).unwrap();
     for (nth, bit) in [0_usize, 7, 64, 127].into_iter().enumerate() {
-        let mut forged = good;
+        let mut forged = good.clone();
         forged.key[bit / 8] ^= 1 << (bit % 8);
         let id = RemoteRegionId::new(1 + nth as u32, 1);
         two.initiator.attach(id, &forged.to_bytes()).unwrap();
@@ -280,7 +280,7 @@ fn a_key_that_is_wrong_opens_nothing() {
         assert_eq!(result.unwrap_err().kind, ErrorKind::AccessDenied);
     }
     // An export that claims more than there is.
-    for forged in [Export { len: good.len + 1, ..good }, Export { gpu: None, ..good }] {
+    for forged in [Export { len: good.len + 1, ..good.clone() }, Export { gpu: None, ..good.clone() }] {
         let id = RemoteRegionId::new(9, 1);
         two.initiator.attach(id, &forged.to_bytes()).unwrap();
         let mut wrong = slice(1, Op::Write, 0, 0, 4_096);
@@ -290,7 +290,7 @@ fn a_key_that_is_wrong_opens_nothing() {
         two.initiator.detach(id).unwrap();
     }
     // Another boot, and a GPU that is not here.
-    for forged in [Export { boot: [9; 16], ..good }, Export { gpu: Some([9; 16]), ..good }] {
+    for forged in [Export { host: [9; 16], ..good.clone() }, Export { gpu: Some([9; 16]), ..good.clone() }] {
         let refused = two.initiator.attach(RemoteRegionId::new(9, 1), &forged.to_bytes());
         assert_eq!(refused.unwrap_err().kind, ErrorKind::Unreachable, "{forged:?}");
     }

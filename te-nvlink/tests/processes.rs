@@ -13,7 +13,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use common::{
-    INITIATOR, MIB, REGION, REMOTE, TARGET, bytes, export, poll, register, run, slice, transport, until,
+    INITIATOR, MIB, REGION, REMOTE, TARGET, bytes, export, fabric_memory, on_a_host, poll, register, run,
+    slice, transport, until,
 };
 use fakes::Fake;
 use nix::sys::signal::{Signal, kill};
@@ -21,7 +22,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use te_core::{Access, ErrorKind, MemSpan, Memory, Op, RegionId, RemoteRegionId, Transport};
 use te_fabric::testkit::{Process, bytes_of, hex};
-use te_nvlink::NvlinkTransport;
+use te_nvlink::{Export, NvlinkTransport};
 
 /// What the other process is to be.
 const ROLE: &str = "SNOWSKIN_TEST_NVLINK";
@@ -38,6 +39,7 @@ fn allocate(fake: &Fake, kind: &str) -> MemSpan {
         "legacy" => fake.allocate(64 * MIB).part(ODD, BYTES as u64).unwrap(),
         // The span begins in the first of three chunks and ends in the last.
         "chunks" => fake.map_chunks(3, 2 * MIB).part(512, BYTES as u64).unwrap(),
+        "fabric" => fabric_memory(fake, 3, 2 * MIB).part(512, BYTES as u64).unwrap(),
         _ => {
             let memory = common::shared(64 * MIB);
             let span = memory.span().part(ODD, BYTES as u64).unwrap();
@@ -45,6 +47,11 @@ fn allocate(fake: &Fake, kind: &str) -> MemSpan {
             span
         }
     }
+}
+
+/// An end that shares memory of this kind. Processes with fabric memory stand for those of different hosts.
+fn open(fake: &Fake, identity: u64, kind: &str) -> NvlinkTransport {
+    if kind == "fabric" { on_a_host(fake, identity) } else { transport(fake, identity) }
 }
 
 fn is_host(span: MemSpan) -> bool {
@@ -72,7 +79,7 @@ fn other_process() {
 
 /// Owns a region, and does what it is told.
 fn owner(fake: &Fake, kind: &str) {
-    let mut transport = transport(fake, TARGET);
+    let mut transport = open(fake, TARGET, kind);
     let mut span = allocate(fake, kind);
     register(&mut transport, REGION, span, Access::all());
     say(&format!("export {}", hex(&export(&transport, REGION))));
@@ -138,7 +145,8 @@ fn whole(span: MemSpan) -> MemSpan {
 
 /// Writes blocks for ever, with another byte in each round.
 fn writer(fake: &Fake, blob: &[u8]) {
-    let mut transport = transport(fake, INITIATOR);
+    let kind = if Export::parse(blob).unwrap().addresses.is_empty() { "" } else { "fabric" };
+    let mut transport = open(fake, INITIATOR, kind);
     let here = fake.allocate(BYTES);
     register(&mut transport, REGION, here, Access::LOCAL);
     transport.attach(REMOTE, blob).unwrap();
@@ -264,7 +272,7 @@ fn moves(local: &str, remote: &str) {
     let fake = Fake::cuda();
     let mut other = Other::start(&format!("owner {remote}"));
     let blob = bytes_of(&other.line("export"));
-    let mut here = transport(&fake, INITIATOR);
+    let mut here = open(&fake, INITIATOR, remote);
     let memory = allocate(&fake, local);
     register(&mut here, REGION, memory, Access::LOCAL);
     here.attach(REMOTE, &blob).unwrap();
@@ -288,6 +296,13 @@ fn a_part_of_an_allocation_is_opened_by_ipc_at_its_place() {
 fn a_span_over_three_mappings_is_mapped_without_gaps() {
     moves("legacy", "chunks");
     moves("chunks", "chunks");
+}
+
+#[test]
+fn memory_of_another_host_is_mapped_by_its_fabric_handles() {
+    moves("legacy", "fabric");
+    moves("fabric", "fabric");
+    moves("host", "fabric");
 }
 
 /// n8.
@@ -344,7 +359,7 @@ fn memory_that_was_freed_and_allocated_at_the_same_address_is_stale_and_was_clos
 /// An owner in this process, and another process that writes to it.
 fn written(kind: &str) -> (Fake, NvlinkTransport, MemSpan, Other) {
     let fake = Fake::cuda();
-    let mut here = transport(&fake, TARGET);
+    let mut here = open(&fake, TARGET, kind);
     let memory = allocate(&fake, kind);
     register(&mut here, REGION, memory, Access::all());
     let writer = Other::start(&format!("writer {}", hex(&export(&here, REGION))));
@@ -357,7 +372,7 @@ fn written(kind: &str) -> (Fake, NvlinkTransport, MemSpan, Other) {
 #[test]
 fn after_a_writer_was_killed_its_memory_is_constant_once_it_is_deregistered() {
     for round in 0..12 {
-        let kind = ["legacy", "chunks", "host"][round % 3];
+        let kind = ["legacy", "chunks", "host", "fabric"][round % 4];
         let (fake, mut here, memory, mut writer) = written(kind);
         // timing: another moment of the writer's loop in each round
         std::thread::sleep(Duration::from_micros(700 * round as u64));
@@ -377,7 +392,7 @@ fn after_a_writer_was_killed_its_memory_is_constant_once_it_is_deregistered() {
 
 #[test]
 fn a_writer_that_is_stopped_keeps_the_region_busy_until_it_goes_on() {
-    for kind in ["legacy", "chunks", "host"] {
+    for kind in ["legacy", "chunks", "host", "fabric"] {
         let (fake, mut here, memory, mut writer) = written(kind);
         writer.stop();
         let before = contents(&fake, memory);
@@ -411,11 +426,11 @@ fn a_writer_that_is_killed_while_it_is_stopped_frees_the_region() {
 /// n7.
 #[test]
 fn every_slice_ends_when_the_owner_is_killed() {
-    for kind in ["legacy", "chunks", "host"] {
+    for kind in ["legacy", "chunks", "host", "fabric"] {
         let fake = Fake::cuda();
         let mut other = Other::start(&format!("owner {kind}"));
         let blob = bytes_of(&other.line("export"));
-        let mut here = transport(&fake, INITIATOR);
+        let mut here = open(&fake, INITIATOR, kind);
         let memory = allocate(&fake, "legacy");
         register(&mut here, REGION, memory, Access::LOCAL);
         here.attach(REMOTE, &blob).unwrap();

@@ -46,6 +46,8 @@ const NOT_IN_FILES: [&str; 12] = [
 const FABRICS: [&str; 7] = ["local", "shm", "nvlink", "cxl", "rdma", "tcp", "nvmeof"];
 /// Those that `auto` leaves out.
 const NOT_IN_AUTO: [&str; 3] = ["nvlink", "cxl", "nvmeof"];
+/// A check that only informs, where nvlink is used: its unit tests have its verdicts.
+const NVLINK_ONLY: &str = "imex channels";
 /// A check that does not apply to a host with Ethernet only.
 const INFINIBAND_ONLY: &str = "rdma partitions";
 
@@ -61,7 +63,8 @@ fn a_healthy_host_has_nothing_to_fix() {
         for finding in checks(&report) {
             let check = text(finding, "check");
             let other_fabric = text(finding, "area") == "fabrics" && !arguments.is_empty() && check != "rdma";
-            let skipped = [&NOT_IN_FILES[..], &NOT_IN_AUTO, &[INFINIBAND_ONLY]].concat().contains(&check);
+            let skipped =
+                [&NOT_IN_FILES[..], &NOT_IN_AUTO, &[INFINIBAND_ONLY, NVLINK_ONLY]].concat().contains(&check);
             let skipped = skipped || other_fabric;
             let expected = if skipped { "skip" } else { "ok" };
             assert_eq!(text(finding, "verdict"), expected, "{finding}");
@@ -102,7 +105,7 @@ fn each_broken_setting_changes_its_own_check_alone_and_its_fix_names_the_knob() 
         }
     }
     for check in before.keys() {
-        let elsewhere = [&NOT_IN_FILES[..], &FABRICS, &["rdma devices", INFINIBAND_ONLY]]
+        let elsewhere = [&NOT_IN_FILES[..], &FABRICS, &["rdma devices", INFINIBAND_ONLY, NVLINK_ONLY]]
             .concat()
             .contains(&check.as_str());
         if !elsewhere && !BROKEN.iter().any(|(name, ..)| name == check) {

@@ -2,7 +2,8 @@
 //! (SIGBUS), the handler of [`super::signal`] continues at its fixup, and it returns how much is left.
 //!
 //! A routine keeps the number of bytes that are left in `rdx` at every instruction that can fault, changes it
-//! after the bytes have moved, and pushes nothing. The handler leaves the cause in `r8`.
+//! after the bytes have moved, and pushes nothing. Bytes that are left may have moved. The handler leaves the
+//! cause in `r8`.
 
 /// How a routine ended.
 #[derive(Clone, Copy, Debug)]
@@ -148,6 +149,45 @@ mod x86_64 {
         "jae 8b",
         "vzeroupper",
         "jmp te_cxl_copy",
+        // Stores past the cache, for processors with AVX: of 16 KiB, a line of each of its four pages at a
+        // time, which are at different parts of the memory. `rdx` changes after all of the 16 KiB.
+        ".hidden te_cxl_nt_copy_avx",
+        ".globl te_cxl_nt_copy_avx",
+        ".p2align 5",
+        "te_cxl_nt_copy_avx:",
+        "cmp rdx, 16384",
+        "jb te_cxl_nt_copy",
+        "22:",
+        "mov ecx, 64",
+        ".p2align 5",
+        "23:",
+        "vmovdqu ymm0, [rsi]",
+        "vmovdqu ymm1, [rsi + 32]",
+        "vmovdqu ymm2, [rsi + 4096]",
+        "vmovdqu ymm3, [rsi + 4128]",
+        "vmovdqu ymm4, [rsi + 8192]",
+        "vmovdqu ymm5, [rsi + 8224]",
+        "vmovdqu ymm6, [rsi + 12288]",
+        "vmovdqu ymm7, [rsi + 12320]",
+        "vmovntdq [rdi], ymm0",
+        "vmovntdq [rdi + 32], ymm1",
+        "vmovntdq [rdi + 4096], ymm2",
+        "vmovntdq [rdi + 4128], ymm3",
+        "vmovntdq [rdi + 8192], ymm4",
+        "vmovntdq [rdi + 8224], ymm5",
+        "vmovntdq [rdi + 12288], ymm6",
+        "vmovntdq [rdi + 12320], ymm7",
+        "add rsi, 64",
+        "add rdi, 64",
+        "dec ecx",
+        "jnz 23b",
+        "add rsi, 12288",
+        "add rdi, 12288",
+        "sub rdx, 16384",
+        "cmp rdx, 16384",
+        "jae 22b",
+        "vzeroupper",
+        "jmp te_cxl_nt_copy",
         ".hidden te_cxl_copies_end",
         ".globl te_cxl_copies_end",
         "te_cxl_copies_end:",
@@ -168,6 +208,7 @@ mod x86_64 {
 
     unsafe extern "sysv64" {
         fn te_cxl_nt_copy(to: *mut u8, from: *const u8, len: usize) -> Ended;
+        fn te_cxl_nt_copy_avx(to: *mut u8, from: *const u8, len: usize) -> Ended;
         fn te_cxl_copy(to: *mut u8, from: *const u8, len: usize) -> Ended;
         fn te_cxl_copy_avx(to: *mut u8, from: *const u8, len: usize) -> Ended;
         fn te_cxl_flush_opt(at: *mut u8, unused: usize, len: usize) -> Ended;
@@ -180,6 +221,8 @@ mod x86_64 {
     const AVX: u8 = 2;
     const FLUSH: u8 = 4;
     const FLUSH_OPT: u8 = 8;
+    /// The bytes that `te_cxl_nt_copy_avx` stores side by side.
+    const BLOCK: usize = 16 << 10;
 
     fn found() -> u8 {
         match FOUND.load(Ordering::Relaxed) {
@@ -230,8 +273,13 @@ mod x86_64 {
     /// # Safety
     /// As [`copy`]; `to` and `len` are multiples of 64.
     pub(in super::super) unsafe fn nt_copy(to: *mut u8, from: *const u8, len: usize) -> Ended {
-        // SAFETY: the caller's promise.
-        unsafe { te_cxl_nt_copy(to, from, len) }
+        // SAFETY: as in `copy`.
+        unsafe {
+            match len >= BLOCK && found() & AVX != 0 {
+                true => te_cxl_nt_copy_avx(to, from, len),
+                false => te_cxl_nt_copy(to, from, len),
+            }
+        }
     }
 
     /// Drops lines from the cache.
@@ -252,8 +300,34 @@ mod x86_64 {
     mod tests {
         use super::*;
 
+        #[derive(Clone, Copy)]
         #[repr(align(64))]
         struct Aligned([u8; 1024]);
+
+        /// The same, for lengths with whole blocks.
+        #[test]
+        fn blocks_are_stored_side_by_side_and_whole() {
+            if found() & AVX == 0 {
+                return;
+            }
+            let bytes: Vec<u8> = (0..5 * BLOCK + 64).map(|at| (at % 251) as u8).collect();
+            for len in [BLOCK - 64, BLOCK, BLOCK + 64, 2 * BLOCK, 3 * BLOCK + 4_096, 4 * BLOCK + 192] {
+                for (from_at, lines) in [(0, 0), (1, 3), (63, 64)] {
+                    let mut to = vec![Aligned([0xEE; 1024]); 6 * BLOCK / 1024];
+                    let to_at = lines * 64;
+                    // SAFETY: both ranges lie in their arrays, and the place is one of whole lines.
+                    let ended = unsafe {
+                        let to = to.as_mut_ptr().cast::<u8>().add(to_at);
+                        te_cxl_nt_copy_avx(to, bytes.as_ptr().add(from_at), len)
+                    };
+                    assert_eq!((ended.left, ended.cause), (0, 0));
+                    let to: Vec<u8> = to.iter().flat_map(|part| part.0).collect();
+                    assert!(to[to_at..to_at + len] == bytes[from_at..from_at + len], "{len} bytes");
+                    let others = to[..to_at].iter().chain(&to[to_at + len..]);
+                    assert!(others.into_iter().all(|byte| *byte == 0xEE), "{len} bytes");
+                }
+            }
+        }
 
         type Routine = unsafe extern "sysv64" fn(*mut u8, *const u8, usize) -> Ended;
 

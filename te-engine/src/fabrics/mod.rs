@@ -68,7 +68,7 @@ const TABLE: &[FabricEntry<'static>] = &[
     FabricEntry {
         name: "nvlink",
         tier: Tier::Nvlink,
-        about: "Memory of GPUs between processes of one host (CUDA)",
+        about: "Memory of GPUs between processes of one host, or of an NVLink domain (CUDA)",
         needs: &[HostNeed::NvidiaGpu],
         auto: false,
         #[cfg(feature = "nvlink")]

@@ -1,7 +1,9 @@
-//! The fabric between GPUs of one host, and between them and shared host memory: one rail.
+//! The fabric between GPUs, of one host and of the hosts of an NVLink domain, and between them and shared
+//! host memory: one rail.
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::net::SocketAddr;
 use std::vec::Vec;
 
 use te_core::device::Devices as _;
@@ -23,6 +25,8 @@ impl Fabric for Nvlink {
         let config = te_nvlink::Config {
             inflight_max: context.config.inflight_slices_max.min(1 << 20),
             identity: context.identity,
+            bind: SocketAddr::new(context.control.ip(), 0),
+            advertise: context.advertise(),
             ..context.config.nvlink.clone()
         };
         Ok(Rail::only(NvlinkTransport::new(config, gpu)?))
@@ -30,6 +34,10 @@ impl Fabric for Nvlink {
 
     fn validate(&self, config: &Config) -> Result<(), ConfigError> {
         config.nvlink.validate()
+    }
+
+    fn is_asked_for(&self, config: &Config) -> bool {
+        config.nvlink.port != 0
     }
 }
 

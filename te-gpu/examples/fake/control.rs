@@ -26,6 +26,7 @@ pub(crate) unsafe extern "C" fn fake_set(name: *const c_char, value: i64) -> c_i
         b"capturing" => state.is_capturing = value != 0,
         b"foreign" => state.is_foreign = value != 0,
         b"private" => state.is_private = value != 0,
+        b"domain" => state.domain = value as u64,
         b"peer_access" => _ = state.attributes.insert(crate::model::PEER_ACCESS, value as c_int),
         b"sticky" => state.sticky = value as c_int,
         b"stream_writes" => _ = state.attributes.insert(122, value as c_int),

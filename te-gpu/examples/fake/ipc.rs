@@ -1,10 +1,10 @@
 //! The older interface by which a process opens an allocation of another one. A handle names the memfd of
 //! the allocation by its process and descriptor. The last page of the memfd lists the processes that have
-//! it open.
+//! it open. Fabric handles name memory in the same way, and are opened by processes of the same domain.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use crate::memory::{self, PAGE};
@@ -22,6 +22,34 @@ pub(crate) fn handle(mapping: &Mapping) -> [u8; 64] {
     handle[16..24].copy_from_slice(&mapping.buffer_id.to_le_bytes());
     handle[24..32].copy_from_slice(&(mapping.bytes as u64).to_le_bytes());
     handle
+}
+
+/// The fabric handle of memory of `cuMemCreate`.
+pub(crate) fn fabric_handle(domain: u64, fd: &OwnedFd) -> Result<[u8; 64], i32> {
+    let inode = inode(fd).ok_or(INVALID_VALUE)?;
+    let mut handle = [0; 64];
+    handle[..4].copy_from_slice(&std::process::id().to_le_bytes());
+    handle[4..8].copy_from_slice(&fd.as_raw_fd().to_le_bytes());
+    handle[8..16].copy_from_slice(&domain.to_le_bytes());
+    handle[16..24].copy_from_slice(&inode.to_le_bytes());
+    Ok(handle)
+}
+
+/// Opens memory by its fabric handle. Memory that was freed, and of another domain, is refused.
+pub(crate) fn open_fabric(domain: u64, handle: &[u8; 64]) -> Result<OwnedFd, i32> {
+    let (pid, fd) = (word(handle, 0) as u32, (word(handle, 0) >> 32) as u32);
+    if word(handle, 8) != domain {
+        return Err(INVALID_VALUE);
+    }
+    let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/fd/{fd}"));
+    let file: OwnedFd = file.map_err(|_| INVALID_VALUE)?.into();
+    // Another file may have the number by now.
+    if inode(&file) == Some(word(handle, 16)) { Ok(file) } else { Err(INVALID_VALUE) }
+}
+
+fn inode(fd: &OwnedFd) -> Option<u64> {
+    let file = fd.try_clone().map(File::from).ok()?;
+    Some(file.metadata().ok()?.ino())
 }
 
 fn word(handle: &[u8; 64], at: usize) -> u64 {

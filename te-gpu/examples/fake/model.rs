@@ -92,6 +92,8 @@ pub(crate) struct State {
     pub(crate) is_foreign: bool,
     /// Allocations of `cuMemAlloc` cannot be shared, as those of pools.
     pub(crate) is_private: bool,
+    /// The NVLink domain of this process; 0: it has no IMEX channel.
+    pub(crate) domain: u64,
     /// Bytes of synchronous copies that have not arrived.
     pub(crate) pending: Vec<(u64, Vec<u8>)>,
     /// The error that ended the contexts.
@@ -154,6 +156,7 @@ pub(crate) fn state() -> Locked {
         is_capturing: false,
         is_foreign: false,
         is_private: false,
+        domain: 0,
         pending: Vec::new(),
         sticky: 0,
         attributes: HashMap::new(),

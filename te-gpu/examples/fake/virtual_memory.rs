@@ -2,6 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::ptr;
 use std::sync::Arc;
 
 use crate::memory::{self, PAGE};
@@ -47,7 +48,7 @@ exports! {
         // SAFETY: properties of the caller.
         let properties = unsafe { &*properties };
         let mut state = state();
-        if properties.handle_types & FABRIC != 0 {
+        if properties.handle_types & FABRIC != 0 && state.domain == 0 {
             // As without an IMEX channel, whatever the attribute says.
             return Err(NOT_PERMITTED);
         }
@@ -182,25 +183,32 @@ remote: (0, 0, 0),
         from: usize,
         kind: u32,
     ) {
-        if kind != POSIX_FD {
-            // As without an IMEX channel.
-            return Err(NOT_PERMITTED);
-        }
-        // SAFETY: makes a descriptor, or fails.
-        let fd = unsafe { libc::fcntl(from as c_int, libc::F_DUPFD_CLOEXEC, 3) };
-        if fd < 0 {
-            return Err(INVALID_VALUE);
-        }
-        // SAFETY: the descriptor was just made.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let bytes = crate::ipc::length(&fd).filter(|bytes| *bytes > 0).ok_or(INVALID_VALUE)?;
         let mut state = state();
+        let fd = match kind {
+            POSIX_FD => {
+                // SAFETY: makes a descriptor, or fails.
+                let fd = unsafe { libc::fcntl(from as c_int, libc::F_DUPFD_CLOEXEC, 3) };
+                if fd < 0 {
+                    return Err(INVALID_VALUE);
+                }
+                // SAFETY: the descriptor was just made.
+                unsafe { OwnedFd::from_raw_fd(fd) }
+            }
+            // As without an IMEX channel.
+            FABRIC if state.domain == 0 => return Err(NOT_PERMITTED),
+            // SAFETY: a handle of the caller, 64 bytes.
+            FABRIC => crate::ipc::open_fabric(state.domain, unsafe {
+                &*ptr::with_exposed_provenance::<[u8; 64]>(from)
+            })?,
+            _ => return Err(INVALID_VALUE),
+        };
+        let bytes = crate::ipc::length(&fd).filter(|bytes| *bytes > 0).ok_or(INVALID_VALUE)?;
         let block_id = state.id();
         let physical = Physical {
             bytes,
             fd: Arc::new(fd),
             device: 0,
-            handle_types: POSIX_FD,
+            handle_types: kind,
             gpu_direct: true,
             block_id,
             handles: 1,
@@ -217,8 +225,11 @@ remote: (0, 0, 0),
     ) {
         let state = state();
         let physical = state.physical.get(&handle).ok_or(INVALID_VALUE)?;
-        if kind != POSIX_FD || physical.handle_types & kind == 0 {
+        if physical.handle_types & kind == 0 {
             return Err(INVALID_VALUE);
+        }
+        if kind == FABRIC {
+            return put(out.cast(), crate::ipc::fabric_handle(state.domain, &physical.fd)?);
         }
         put(out, physical.fd.try_clone().map_err(|_| INVALID_VALUE)?.into_raw_fd())
     }

@@ -108,6 +108,11 @@ pub enum NotShared {
         /// The address.
         at: usize,
     },
+    /// The memory at this address was allocated without a fabric handle, which other hosts need.
+    NoFabric {
+        /// The address.
+        at: usize,
+    },
     /// The driver refused the handle.
     Refused {
         /// The kind of handle: `POSIX file descriptor`, `IPC` or `fabric`.
@@ -128,7 +133,9 @@ impl NotShared {
     pub const fn error(&self) -> Error {
         match self {
             Self::NotDeviceMemory(error) => *error,
-            Self::NoHandle { .. } | Self::TooManyParts { .. } => Error::new(ErrorKind::Unsupported),
+            Self::NoHandle { .. } | Self::NoFabric { .. } | Self::TooManyParts { .. } => {
+                Error::new(ErrorKind::Unsupported)
+            }
             Self::Refused { error, .. } => Error::with_code(ErrorKind::Unsupported, error.code),
         }
     }
@@ -143,10 +150,15 @@ impl std::fmt::Display for NotShared {
                 "the memory at {at:#x} was allocated without a shareable handle, as pools of cudaMallocAsync do: allocate \
                  it with cudaMalloc, or with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"
             ),
+            Self::NoFabric { at } => write!(
+                f,
+                "the memory at {at:#x} has no fabric handle, as memory of cudaMalloc: allocate it with cuMemCreate \
+                 and CU_MEM_HANDLE_TYPE_FABRIC, in a process that has an IMEX channel"
+            ),
             Self::Refused { handle: "fabric", error } if error.code == super::abi::NOT_PERMITTED => write!(
                 f,
-                "its only handle is a fabric handle, and the driver refused it with 800: this process has no IMEX \
-                 channel; pass /dev/nvidia-caps-imex-channels/channel0 into the container"
+                "the driver refused the fabric handle with 800: this process has no IMEX channel; pass \
+                 /dev/nvidia-caps-imex-channels/channel0 into the container"
             ),
             Self::Refused { handle, error } => {
                 write!(f, "the driver refused the {handle} handle with {} ({error})", error.code)
@@ -188,11 +200,26 @@ pub(crate) fn part(device: &Device, found: &Found, at: DevicePtr, len: u64) -> R
         return Ok(SharedPart { handle, bytes: bytes as u64, offset: at - base, len });
     }
     if found.handle_types & HANDLE_FABRIC != 0 {
-        let mut handle = [0; 64];
-        export(device, at, HANDLE_FABRIC, handle.as_mut_ptr().cast()).map_err(refused("fabric"))?;
-        return Ok(SharedPart { handle: Handle::Fabric(handle), bytes, offset, len });
+        return fabric_part(device, found, at, len);
     }
     Err(NotShared::NoHandle { at: at as usize })
+}
+
+/// The fabric handle of the part of the mapping from `at` on.
+pub(crate) fn fabric_part(
+    device: &Device,
+    found: &Found,
+    at: DevicePtr,
+    len: u64,
+) -> Result<SharedPart, NotShared> {
+    if found.handle_types & HANDLE_FABRIC == 0 {
+        return Err(NotShared::NoFabric { at: at as usize });
+    }
+    let _entered = device.enter().map_err(NotShared::NotDeviceMemory)?;
+    let (mut handle, (base, bytes)) = ([0; 64], found.whole);
+    export(device, at, HANDLE_FABRIC, handle.as_mut_ptr().cast())
+        .map_err(|error| NotShared::Refused { handle: "fabric", error })?;
+    Ok(SharedPart { handle: Handle::Fabric(handle), bytes: bytes as u64, offset: at - base, len })
 }
 
 /// Writes the handle of an allocation that anyone in this process made. `out` has the size of the type.

@@ -66,6 +66,11 @@ impl Fake {
 
     /// An address range into which memory was mapped piece by piece.
     pub(crate) fn map_chunks(&self, count: usize, bytes: usize) -> MemSpan {
+        self.map_chunks_with(count, bytes, 1)
+    }
+
+    /// The same, with these types of handles: 1, file descriptors; 8, fabric handles.
+    pub(crate) fn map_chunks_with(&self, count: usize, bytes: usize, types: u32) -> MemSpan {
         self.start();
         let create: unsafe extern "C" fn(*mut u64, usize, *const [u32; 8], u64) -> c_int =
             self.call("cuMemCreate");
@@ -78,7 +83,7 @@ impl Fake {
             assert_eq!(reserve(&raw mut base, count * bytes, 0, 0, 0), 0);
             for nth in 0..count {
                 let mut handle = 0;
-                assert_eq!(create(&raw mut handle, bytes, &[1, 1, 1, 0, 0, 0, 0, 0], 0), 0);
+                assert_eq!(create(&raw mut handle, bytes, &[1, types, 1, 0, 0, 0, 0, 0], 0), 0);
                 assert_eq!(map(base + (nth * bytes) as u64, bytes, 0, handle, 0), 0);
             }
         }

@@ -29,6 +29,22 @@ pub(crate) fn with(fake: &Fake, config: Config) -> NvlinkTransport {
     NvlinkTransport::new(config, fake.gpu(fake.config())).unwrap()
 }
 
+/// The end of one host of NVLink domain 7; the identity names the host.
+pub(crate) fn on_a_host(fake: &Fake, identity: u64) -> NvlinkTransport {
+    on_a_host_with(fake, Config { identity, ..Config::default() })
+}
+
+pub(crate) fn on_a_host_with(fake: &Fake, config: Config) -> NvlinkTransport {
+    fake.set("domain", 7);
+    let host = Some([config.identity as u8; 16]);
+    with(fake, Config { across_hosts: true, host, ..config })
+}
+
+/// Memory with fabric handles, in mappings of this length.
+pub(crate) fn fabric_memory(fake: &Fake, count: usize, bytes: usize) -> MemSpan {
+    fake.set("domain", 7).map_chunks_with(count, bytes, 1 | 8)
+}
+
 /// Registers memory that stays as it is for as long as the test runs.
 pub(crate) fn register(transport: &mut impl Memory, id: RegionId, span: MemSpan, access: Access) {
     // SAFETY: the tests keep the memory until their transports are dropped, and make no reference to it.

@@ -1,5 +1,7 @@
 //! GPUs, and whether NICs can reach their memory.
 
+use te_engine::HostNeed;
+
 use super::machine::version;
 use super::rdma::NO_RDMA;
 use super::{Check, Judgement, list, ok, skip, warn};
@@ -13,6 +15,11 @@ pub(super) const CHECKS: &[Check] = &[
         name: "gpu library",
         why: "Through it device memory is found, shared, and copied to host memory for fabrics that need that.",
         judge: library,
+    },
+    Check {
+        name: "imex channels",
+        why: "Through one, memory of GPUs is shared with other hosts of an NVLink domain (engine.nvlink.across_hosts).",
+        judge: imex,
     },
     Check {
         name: "gpudirect",
@@ -100,6 +107,25 @@ fn library(facts: &Facts) -> Judgement {
         ),
         (None, None) if found.is_empty() => skip(NO_GPU),
         (None, None) => ok(list(found)),
+    }
+}
+
+/// Whether memory can be shared with the other hosts of an NVLink domain, and how their processes are
+/// watched.
+fn imex(facts: &Facts) -> Judgement {
+    if !gpus(facts).iter().any(|gpu| gpu.is_nvidia()) {
+        return skip(NO_GPU);
+    }
+    if !facts.uses(HostNeed::NvidiaGpu) {
+        return skip(format!("nvlink is not used with --fabric {}", facts.fabrics));
+    }
+    match facts.imex.is_empty() {
+        true => skip("none in /dev/nvidia-caps-imex-channels: only processes of this host are reached"),
+        false => ok(format!(
+            "{}; processes of other hosts are not seen: when the connection of one ends, its copies count as ended \
+             after engine.nvlink.quarantine_ms, and while its host is silent they do not",
+            list(&facts.imex)
+        )),
     }
 }
 
@@ -269,6 +295,25 @@ mod tests {
             (facts(nvidia, Some(Vec::new())), Verdict::Warn, "no memory of the GPU at 0000:17:00.0"),
         ] {
             let judged = library(&facts);
+            assert!(judged.verdict == verdict && judged.found.contains(said), "{said}: {}", judged.found);
+        }
+    }
+
+    #[test]
+    fn channels_are_looked_for_where_nvlink_is_used() {
+        let facts = |fabrics: &str, vendor, imex: &[&str]| Facts {
+            fabrics: fabrics.parse().unwrap(),
+            pci: vec![Function { vendor, class: 0x03_02_00, ..nothing() }],
+            imex: imex.iter().map(|&name| name.to_owned()).collect(),
+            ..Facts::default()
+        };
+        for (facts, verdict, said) in [
+            (facts("nvlink", 0x1002, &["channel0"]), Verdict::Skip, NO_GPU),
+            (facts("tcp", 0x10de, &["channel0"]), Verdict::Skip, "not used with --fabric tcp"),
+            (facts("nvlink", 0x10de, &[]), Verdict::Skip, "only processes of this host"),
+            (facts("nvlink", 0x10de, &["channel0"]), Verdict::Ok, "channel0; processes of other hosts"),
+        ] {
+            let judged = imex(&facts);
             assert!(judged.verdict == verdict && judged.found.contains(said), "{said}: {}", judged.found);
         }
     }

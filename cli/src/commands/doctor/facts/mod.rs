@@ -107,6 +107,8 @@ pub(super) struct Facts {
     pub(super) nvidia: Option<String>,
     /// GPUs that this build reaches; `None` for the files of another machine.
     pub(super) gpus: Option<Vec<gpu::Reached>>,
+    /// IMEX channels of this process, by their names in /dev.
+    pub(super) imex: Vec<String>,
     /// CXL memory and pools.
     pub(super) cxl: cxl::Cxl,
     /// Loaded kernel modules.
@@ -205,6 +207,7 @@ pub(super) fn gather(source: &Source, asked: &Asked<'_>) -> Facts {
         topology: read_sysfs(&source.at("sys")).ok(),
         nvidia: source.line("proc/driver/nvidia/version"),
         gpus: is_running.then(gpu::gather),
+        imex: source.entries("dev/nvidia-caps-imex-channels"),
         cxl: cxl::gather(source, pools),
         modules: source
             .text("proc/modules")
