@@ -64,6 +64,17 @@ impl Said {
         self.position
     }
 
+    /// The hashes of engines for its blocks.
+    pub fn pairs(&self) -> impl Iterator<Item = (EngineHash, BlockKey)> + '_ {
+        self.pairs.iter().copied()
+    }
+
+    /// The blocks of each of its owners, by depth, with rank and tier. A block may appear more than once in a
+    /// row.
+    pub fn owners(&self) -> impl Iterator<Item = (u32, Tier, &[HeldBlock])> + '_ {
+        self.owners.iter().map(|owner| (owner.dp_rank, owner.tier, owner.blocks.as_slice()))
+    }
+
     /// Steps of [`Knowledge::adopt`] for all of it.
     #[must_use]
     pub fn steps(&self) -> usize {

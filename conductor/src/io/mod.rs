@@ -22,8 +22,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use conductor_core::knowledge::PublisherId;
-use conductor_core::stream::{Counters, Position, Sink as _, State};
+use conductor_core::knowledge::{PublisherId, Said};
+use conductor_core::stream::{Adoption, Counters, Position, Sink as _, State};
 use conductor_core::zmtp::{Kind, Limits};
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -61,6 +61,13 @@ pub(crate) enum Command {
     Report(oneshot::Sender<Vec<Report>>),
     /// The index, with the positions of all streams.
     Snapshot(oneshot::Sender<Vec<u8>>),
+    /// What a publisher said, with the position of its stream; none: it is a store, or said nothing.
+    Said(PublisherId, oneshot::Sender<Option<Said>>),
+    /// What the other Conductor knows of a publisher is about to be fetched. The answer says whether it may
+    /// be.
+    Prepare(PublisherId, oneshot::Sender<bool>),
+    /// What the other Conductor knows of a publisher.
+    Adopt(PublisherId, Arc<Said>, oneshot::Sender<Adoption>),
     /// Forget what a publisher said, and ask it for everything.
     ReadAnew(PublisherId),
     /// The address of a publisher's events or replay endpoint was looked up.
@@ -431,6 +438,20 @@ impl Service {
                     self.shared.knowledge.read().snapshot(position, &mut bytes);
                     let _ = to.send(bytes);
                 }
+                Command::Said(id, to) => {
+                    let position = self.publisher(id).and_then(|publisher| publisher.stream.position());
+                    let said = position.and_then(|at| self.shared.knowledge.read().said_by(id, at));
+                    let _ = to.send(said);
+                }
+                Command::Prepare(id, to) => {
+                    let prepared = self.publisher(id).is_some_and(|publisher| publisher.stream.prepare(now));
+                    self.due_at = now;
+                    let _ = to.send(prepared);
+                }
+                Command::Adopt(id, said, to) => {
+                    let adoption = self.adopt(id, &said, now);
+                    let _ = to.send(adoption);
+                }
                 Command::ReadAnew(id) => {
                     if let Some(slot) = self.slot(id) {
                         if let Some(publisher) = &mut self.publishers[slot] {
@@ -472,6 +493,23 @@ impl Service {
             }
         }
         self.after(slot, now);
+    }
+
+    /// Lets a stream go on where the other Conductor was.
+    fn adopt(&mut self, id: PublisherId, said: &Said, now: Instant) -> Adoption {
+        let Some(slot) = self.slot(id) else { return Adoption::Refused };
+        let Some(publisher) = &mut self.publishers[slot] else { return Adoption::Refused };
+        let mut adoption = Adoption::Refused;
+        publisher.with_stream(&self.shared, |stream, sink| {
+            adoption = stream.adopt(now, said.position(), sink, |sink| sink.adopt(said));
+        });
+        self.after(slot, now);
+        adoption
+    }
+
+    fn publisher(&mut self, id: PublisherId) -> Option<&mut Publisher> {
+        let slot = self.slot(id)?;
+        self.publishers[slot].as_mut()
     }
 
     fn slot(&self, id: PublisherId) -> Option<usize> {

@@ -5,7 +5,7 @@ use std::sync::RwLockWriteGuard;
 use std::time::Duration;
 
 use conductor_core::events::{Dialect, decode_load};
-use conductor_core::knowledge::{Knowledge, PublisherId};
+use conductor_core::knowledge::{Knowledge, PublisherId, Said};
 use conductor_core::stream::{self, FenceReason, Position, Sink, Stream};
 use conductor_core::zmtp::{Event, Message};
 use mio::net::TcpListener;
@@ -18,6 +18,8 @@ use crate::shared::Shared;
 
 /// Reads from one socket before others get their turn.
 const READS_PER_TURN: u32 = 16;
+/// Blocks and hashes of another Conductor that are recorded in one turn to write.
+const ADOPTED_PER_TURN: usize = 4_096;
 /// Messages that a publisher's history is expected to hold at most: held while a replay is under way.
 const HELD_MESSAGES_MAX: usize = 65_536;
 
@@ -220,6 +222,18 @@ pub(super) struct Applier<'a> {
 }
 
 impl Applier<'_> {
+    /// Records what another Conductor knows, in turns between which readers come.
+    pub(super) fn adopt(&mut self, said: &Said) -> bool {
+        self.turn = None;
+        let mut step = 0;
+        while step < said.steps() {
+            let next = self.shared.knowledge.write().adopt(self.what.id, said, step, ADOPTED_PER_TURN);
+            let Some(next) = next else { return false };
+            step = next;
+        }
+        true
+    }
+
     /// A report of load, which SGLang publishes beside its events.
     fn load(&mut self, message: &Message<'_>) {
         self.turn = None;
