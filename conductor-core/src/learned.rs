@@ -11,7 +11,7 @@
 
 use alloc::vec::Vec;
 
-use crate::index::{BUCKETS, Slot, Table, segment_of, spread, unspread};
+use crate::index::{BUCKETS, Slot, TOUCHED, Table, segment_of, spread, unspread};
 use crate::{BlockKey, EngineHash};
 
 /// What became of a pair that was learnt.
@@ -125,6 +125,15 @@ impl Learned {
             return Learnt::Collision;
         }
         Learnt::New
+    }
+
+    /// Reads where up to [`TOUCHED`] hashes are, which are about to be looked up.
+    #[inline]
+    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
+        let mut spread_hashes = [0; TOUCHED];
+        let count = hashes.len().min(TOUCHED);
+        spread_hashes.iter_mut().zip(hashes).for_each(|(spread_hash, hash)| *spread_hash = spread(hash.0));
+        self.pairs.touch(&spread_hashes[..count]);
     }
 
     /// The blocks that `hash` may stand for: one, but for collisions, of which the caller takes the one that

@@ -146,7 +146,7 @@ impl Refusal {
 /// whether the owner keeps one: the owner counts as holey.
 const CHILDREN_SEARCHED: usize = 4096;
 /// Blocks whose places in the table are read at the same time.
-const TOUCHED: usize = 16;
+pub(crate) const TOUCHED: usize = 16;
 
 /// The blocks of one context and their owners. See the [module](self).
 #[derive(Debug)]

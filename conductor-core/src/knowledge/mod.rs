@@ -37,6 +37,7 @@ use crate::hash::Root;
 use crate::stream::{FenceReason, Sink};
 use crate::{BlockKey, Context, ContextId, InstanceId};
 
+pub use apply::is_readable;
 use context::ContextState;
 use shared::Waiting;
 pub use snapshot::{Positions, SnapshotError};

@@ -10,6 +10,7 @@
 //! wait that doubles with each failure. With nothing to read the thread sleeps in the kernel until the next
 //! heartbeat is due.
 
+mod intake;
 mod peer;
 mod publisher;
 mod resolver;
@@ -32,6 +33,7 @@ use tokio::sync::oneshot;
 use tracing::{debug, error, warn};
 
 use crate::shared::Shared;
+use intake::Intake;
 use peer::Peer;
 use publisher::{Publisher, Replay, Turn};
 pub(crate) use publisher::{Subscription, Totals};
@@ -156,6 +158,7 @@ impl EventThread {
             stop: Arc::clone(&prepared.commander.stop),
             resolver,
             publishers: Vec::new(),
+            intake: Intake::default(),
             more: Vec::new(),
             due_at: Instant::ZERO,
             housekeeping_at: Some(Instant::ZERO),
@@ -204,6 +207,7 @@ struct Service {
     resolver: Resolver<(PublisherId, Part)>,
     /// By slot, which tokens name.
     publishers: Vec<Option<Publisher>>,
+    intake: Intake,
     /// Tokens of sockets that have more to read than a turn allowed.
     more: Vec<usize>,
     /// When the timers are looked at next.
@@ -258,8 +262,8 @@ impl Service {
         let (slot, part) = (token / PARTS, token % PARTS);
         let Some(Some(publisher)) = self.publishers.get_mut(slot) else { return };
         let turn = match part {
-            EVENTS => publisher.serve_events(now, &self.shared),
-            REPLAY => publisher.serve_replay(now, &self.shared),
+            EVENTS => publisher.serve_events(now, &self.shared, &mut self.intake),
+            REPLAY => publisher.serve_replay(now, &self.shared, &mut self.intake),
             _ => return self.accept(slot, now),
         };
         match turn {
@@ -279,7 +283,7 @@ impl Service {
         publisher.ask_from = None;
         let wait = publisher.next_backoff(&self.shared.config.streams);
         publisher.connect_at = publisher.listener.is_none().then(|| now + wait);
-        publisher.with_stream(&self.shared, |stream, sink| stream.disconnected(now, sink));
+        publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| stream.disconnected(now, sink));
     }
 
     /// The connection of a replay is at its end, in order or not.
@@ -288,7 +292,8 @@ impl Service {
         publisher.replay = None;
         if publisher.ask_from.is_none() {
             // After its end this has no effect.
-            publisher.with_stream(&self.shared, |stream, sink| stream.replay_failed(now, sink));
+            publisher
+                .with_stream(&self.shared, &mut self.intake, |stream, sink| stream.replay_failed(now, sink));
         }
     }
 
@@ -328,7 +333,9 @@ impl Service {
             Ok(peer) => publisher.replay = Some(Replay { peer, from: Some(from) }),
             Err(error) => {
                 debug!(publisher = publisher.what.name, %error, "a replay cannot be asked for");
-                publisher.with_stream(&self.shared, |stream, sink| stream.replay_failed(now, sink));
+                publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
+                    stream.replay_failed(now, sink)
+                });
             }
         }
     }
@@ -399,7 +406,11 @@ impl Service {
             match command {
                 Command::Add(what) => {
                     let bytes_max = self.shared.config.limits.message_bytes_max as usize;
-                    let publisher = Publisher::new(*what, &self.shared.config.streams, bytes_max, now);
+                    let decoder = self.shared.knowledge.read().decoder(what.id);
+                    // It may have been taken out meanwhile.
+                    let Some(decoder) = decoder else { continue };
+                    let streams = &self.shared.config.streams;
+                    let publisher = Publisher::new(*what, decoder, streams, bytes_max, now);
                     match self.publishers.iter().position(Option::is_none) {
                         Some(slot) => self.publishers[slot] = Some(publisher),
                         None => self.publishers.push(Some(publisher)),
@@ -409,7 +420,7 @@ impl Service {
                 Command::Remove(id, done) => {
                     if let Some(slot) = self.slot(id) {
                         if let Some(publisher) = &mut self.publishers[slot] {
-                            publisher.with_stream(&self.shared, |stream, sink| {
+                            publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
                                 stream.died(now, sink);
                                 sink.serve(false);
                             });
@@ -455,7 +466,9 @@ impl Service {
                 Command::ReadAnew(id) => {
                     if let Some(slot) = self.slot(id) {
                         if let Some(publisher) = &mut self.publishers[slot] {
-                            publisher.with_stream(&self.shared, |stream, sink| stream.died(now, sink));
+                            publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
+                                stream.died(now, sink)
+                            });
                         }
                         self.lost_events(slot, now);
                         self.due_at = now;
@@ -484,7 +497,7 @@ impl Service {
                         Some(addr) => self.open_replay(slot, addr, from, now),
                         None => {
                             publisher.ask_from = None;
-                            publisher.with_stream(&self.shared, |stream, sink| {
+                            publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
                                 stream.replay_failed(now, sink);
                             });
                         }
@@ -500,7 +513,7 @@ impl Service {
         let Some(slot) = self.slot(id) else { return Adoption::Refused };
         let Some(publisher) = &mut self.publishers[slot] else { return Adoption::Refused };
         let mut adoption = Adoption::Refused;
-        publisher.with_stream(&self.shared, |stream, sink| {
+        publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
             adoption = stream.adopt(now, said.position(), sink, |sink| sink.adopt(said));
         });
         self.after(slot, now);
@@ -533,7 +546,7 @@ impl Service {
     fn timer(&mut self, slot: usize, now: Instant) {
         let Some(publisher) = &mut self.publishers[slot] else { return };
         let [events_lost, replay_lost] = publisher.tick_peers(now);
-        publisher.with_stream(&self.shared, |stream, sink| stream.tick(now, sink));
+        publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| stream.tick(now, sink));
         if publisher.connect_at.is_some_and(|at| at <= now) {
             publisher.connect_at = None;
             let endpoint = publisher.what.endpoint.clone();
