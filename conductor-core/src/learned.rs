@@ -9,7 +9,9 @@
 //! Engines compute hashes in ways that change from release to release, with seeds that they do not publish,
 //! so they are never computed here. An entry takes 16 bytes, at a load between 67 and 84 %.
 
-use crate::index::{BUCKETS, Slot, Table, spread, unspread};
+use alloc::vec::Vec;
+
+use crate::index::{BUCKETS, Slot, TOUCHED, Table, segment_of, spread, unspread};
 use crate::{BlockKey, EngineHash};
 
 /// What became of a pair that was learnt.
@@ -79,6 +81,29 @@ impl Learned {
         Self { pairs: Table::new(), pairs_max, cursor: 0, counters: LearnedCounters::default() }
     }
 
+    /// A map of these pairs, in the order of [`Learned::pairs`]; none when they are not in that order, or are
+    /// not what a map may hold.
+    pub(crate) fn of(pairs: impl Iterator<Item = (EngineHash, BlockKey)>, pairs_max: usize) -> Option<Self> {
+        let mut this = Self::new(pairs_max);
+        let mut pairs = pairs.map(|(hash, key)| Pair { hash: spread(hash.0), key }).peekable();
+        let mut of_segment: Vec<Pair> = Vec::new();
+        for segment in 0..BUCKETS {
+            of_segment.clear();
+            while let Some(pair) = pairs.next_if(|pair| segment_of(pair.hash) == segment) {
+                let same = of_segment.iter().rev().take_while(|known| known.hash == pair.hash);
+                let others = same.clone().count();
+                if others >= BLOCKS_PER_HASH_MAX || same.into_iter().any(|known| known.key == pair.key) {
+                    return None;
+                }
+                of_segment.push(pair);
+            }
+            if !this.pairs.fill(segment, &of_segment) {
+                return None;
+            }
+        }
+        (pairs.next().is_none() && this.len() <= pairs_max).then_some(this)
+    }
+
     /// An event said that `hash` is the block `key`.
     pub fn learn(&mut self, hash: EngineHash, key: BlockKey) -> Learnt {
         let pair = Pair { hash: spread(hash.0), key };
@@ -100,6 +125,15 @@ impl Learned {
             return Learnt::Collision;
         }
         Learnt::New
+    }
+
+    /// Reads where up to [`TOUCHED`] hashes are, which are about to be looked up.
+    #[inline]
+    pub(crate) fn touch(&self, hashes: &[EngineHash]) {
+        let mut spread_hashes = [0; TOUCHED];
+        let count = hashes.len().min(TOUCHED);
+        spread_hashes.iter_mut().zip(hashes).for_each(|(spread_hash, hash)| *spread_hash = spread(hash.0));
+        self.pairs.touch(&spread_hashes[..count]);
     }
 
     /// The blocks that `hash` may stand for: one, but for collisions, of which the caller takes the one that
@@ -240,6 +274,26 @@ mod tests {
         assert!(full > 5000, "{full} were refused");
     }
 
+    #[test]
+    fn pairs_that_no_map_has_are_refused() {
+        let pairs = |pairs: &[(u64, u64)]| {
+            let mut pairs: Vec<_> =
+                pairs.iter().map(|(hash, key)| (EngineHash(*hash), BlockKey(*key))).collect();
+            pairs.sort_by_key(|(hash, _)| spread(hash.0));
+            pairs
+        };
+        let of = |pairs: Vec<_>| Learned::of(pairs.into_iter(), 20).map(|map| map.len());
+        let whole: Vec<_> = (0..20).map(|i| (i, i)).collect();
+        assert_eq!(of(pairs(&whole)), Some(20));
+        assert_eq!(of(pairs(&[(1, 2), (1, 3)])), Some(2));
+        assert_eq!(of(pairs(&[(1, 2), (1, 3), (1, 2)])), None, "a pair twice");
+        assert_eq!(of(pairs(&whole).into_iter().rev().collect()), None, "another order");
+        assert_eq!(of(pairs(&(0..21).map(|i| (i, i)).collect::<Vec<_>>())), None, "too many");
+        assert_eq!(of(pairs(&(0..9).map(|i| (7, i)).collect::<Vec<_>>())), None, "a hash with nine blocks");
+        let vacant = (EngineHash(unspread(u64::MAX)), BlockKey(u64::MAX));
+        assert_eq!(of(Vec::from([vacant])), None, "what marks a free place");
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -257,8 +311,11 @@ mod tests {
                     prop_assert_eq!(learned.learn(EngineHash(hash), BlockKey(key)) == Learnt::Known, known);
                 }
             }
+            let again = Learned::of(learned.pairs(), 10_000).expect("its own pairs");
+            prop_assert_eq!(again.len(), learned.len());
             for (hash, keys) in &model {
                 prop_assert_eq!(&of(&learned, *hash), &keys.iter().copied().collect::<Vec<_>>());
+                prop_assert_eq!(of(&again, *hash), of(&learned, *hash));
             }
             prop_assert_eq!(learned.len(), model.values().map(BTreeSet::len).sum::<usize>());
         }

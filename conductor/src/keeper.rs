@@ -1,21 +1,17 @@
 //! What happens from time to time, on a thread of its own: snapshots, engines that have to be asked what they
 //! publish, and the comparison with another Conductor.
 
-use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use axum::http::HeaderMap;
-use serde::Deserialize;
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, info, warn};
 
+use crate::compare::compare;
 use crate::discovery;
 use crate::http::App;
-use crate::http::state::{OwnerRow, owner_rows};
 use crate::io::Command;
 use crate::registry::{self, Positions};
 use crate::shared::Counts;
@@ -25,10 +21,6 @@ use crate::snapshot;
 const DISCOVERY_EVERY: Duration = Duration::from_secs(2);
 /// Longest wait for the event thread to write the index.
 const INDEX_TIME_MAX: Duration = Duration::from_secs(60);
-/// Longest list of digests from another Conductor, bytes.
-const DIGESTS_BYTES_MAX: usize = 64 << 20;
-/// Comparisons in a row in which an owner differs before it counts: events take some time to both.
-const DIFFERENCES_MAX: u32 = 3;
 
 /// The thread. Dropping it stops it, after a last snapshot.
 #[derive(Debug)]
@@ -129,82 +121,4 @@ async fn discover(app: &App) {
         tokio::time::sleep(DISCOVERY_EVERY).await;
     }
     std::future::pending().await
-}
-
-#[derive(Deserialize)]
-struct Digests {
-    digests: Vec<OwnerRow>,
-}
-
-/// What tells an owner from others, whatever its blocks.
-type Owner = (String, String, u32, String, u32, String, u32);
-
-fn owner(row: &OwnerRow) -> Owner {
-    (
-        row.tenant_id.clone(),
-        row.model_name.clone(),
-        row.block_size,
-        row.instance_id.clone(),
-        row.dp_rank,
-        row.medium.clone(),
-        row.group,
-    )
-}
-
-/// Compares what every owner has with another Conductor. An owner that differs for several rounds is told
-/// anew by its publisher: here its stream begins from the start.
-async fn compare(app: &App) {
-    let peer = &app.shared.config.peer;
-    if peer.is_empty() {
-        return std::future::pending().await;
-    }
-    let mut differing: HashMap<Owner, (u32, OwnerRow, OwnerRow)> = HashMap::new();
-    loop {
-        tokio::time::sleep(Duration::from_millis(app.shared.config.peer_ms.into())).await;
-        let counts = &app.shared.counts;
-        let asked = discovery::ask(peer, "/digest", None, &HeaderMap::new(), DIGESTS_BYTES_MAX).await;
-        let theirs = match asked.map(|answer| serde_json::from_slice::<Digests>(&answer)) {
-            Ok(Ok(digests)) => digests.digests,
-            Ok(Err(error)) => {
-                Counts::add(&counts.peer_failures, 1);
-                warn!(%error, peer, "the other Conductor's digests cannot be read");
-                continue;
-            }
-            Err(error) => {
-                Counts::add(&counts.peer_failures, 1);
-                debug!(%error, "the other Conductor does not answer");
-                continue;
-            }
-        };
-        Counts::add(&counts.peer_rounds, 1);
-        let theirs: HashMap<Owner, OwnerRow> = theirs.into_iter().map(|row| (owner(&row), row)).collect();
-        let mut still = HashMap::new();
-        for ours in owner_rows(app) {
-            let name = owner(&ours);
-            let Some(other) = theirs.get(&name).filter(|other| **other != ours) else { continue };
-            // A difference that moves is that of events on their way.
-            let stays = differing.get(&name).filter(|(_, a, b)| *a == ours && b == other);
-            let rounds = stays.map_or(1, |(rounds, ..)| rounds + 1);
-            if rounds == DIFFERENCES_MAX {
-                counts.peer_differences.fetch_add(1, Ordering::Relaxed);
-                warn!(
-                    instance = ours.instance_id,
-                    dp_rank = ours.dp_rank,
-                    medium = ours.medium,
-                    ours = ours.blocks,
-                    theirs = other.blocks,
-                    "two Conductors differ: the publisher is read anew"
-                );
-                registry::read_anew(
-                    &app.shared,
-                    &app.commander,
-                    &ours.tenant_id,
-                    &ours.instance_id,
-                    ours.dp_rank,
-                );
-            }
-            still.insert(name, (rounds, ours, other.clone()));
-        }
-        differing = still;
-    }
 }

@@ -18,6 +18,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod compare;
 mod config;
 pub mod demo;
 mod directory;

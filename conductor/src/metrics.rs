@@ -103,7 +103,7 @@ fn register_process(shared: &Shared, registry: &mut Registry) {
     gauge(registry, "publishers_served", "Publishers whose blocks are part of answers", heard as u64);
     drop(directory);
     let counts = &shared.counts;
-    let counters: [(&str, &str, &AtomicU64); 5] = [
+    let counters: [(&str, &str, &AtomicU64); 7] = [
         ("snapshots", "Snapshots that were written to the file", &counts.snapshots),
         ("snapshot_failures", "Snapshots that could not be written", &counts.snapshot_failures),
         ("peer_rounds", "Comparisons with the other Conductor", &counts.peer_rounds),
@@ -113,6 +113,12 @@ fn register_process(shared: &Shared, registry: &mut Registry) {
             "Owners that differed from those of the other Conductor",
             &counts.peer_differences,
         ),
+        (
+            "peer_adoptions",
+            "Times that what the other Conductor knew of a publisher was taken over",
+            &counts.peer_adoptions,
+        ),
+        ("peer_refusals", "Times that it was not taken over", &counts.peer_refusals),
     ];
     for (name, help, value) in counters {
         counter(registry, name, help, value.load(Ordering::Relaxed));

@@ -179,7 +179,7 @@ fn restored(config: Config) -> (Shared, Restored) {
         }
         _ => return (Shared::new(config), Restored::default()),
     };
-    match Knowledge::restore(&stored.knowledge, knowledge_settings(&config)) {
+    match Knowledge::restore(stored.knowledge(), knowledge_settings(&config)) {
         Ok((knowledge, positions)) => {
             let positions =
                 positions.into_iter().filter_map(|(id, position)| Some((id, position?))).collect();

@@ -65,6 +65,10 @@ pub(crate) struct Counts {
     pub(crate) peer_failures: AtomicU64,
     /// Owners that differed from those of the other Conductor.
     pub(crate) peer_differences: AtomicU64,
+    /// Publishers of which what the other Conductor knew was taken over.
+    pub(crate) peer_adoptions: AtomicU64,
+    /// Times that it was not taken over.
+    pub(crate) peer_refusals: AtomicU64,
     /// Snapshots written.
     pub(crate) snapshots: AtomicU64,
     /// Snapshots that could not be written.

@@ -46,14 +46,15 @@ mod tests;
 mod transfer;
 mod types;
 
-pub use types::{BUCKETS, BucketEntry, Counters, Digest, IndexLimits, OwnerState, SnapshotError, Stored};
+pub(crate) use types::BUCKETS;
+pub use types::{Counters, Digest, HeldBlock, IndexLimits, OwnerState, SnapshotError, Stored};
 
 use assumed::Assumptions;
 use holders::{EMPTY, Holders, NONE, SetId};
 use seats::Seats;
 use sweep::Sweep;
 use table::At;
-pub(crate) use table::{Slot, Table, spread, unspread};
+pub(crate) use table::{Slot, Table, segment_of, spread, unspread};
 
 /// A block in the table. `meta` has the depth, the age, and whether there are children.
 #[derive(Clone, Copy, Debug)]
@@ -145,7 +146,7 @@ impl Refusal {
 /// whether the owner keeps one: the owner counts as holey.
 const CHILDREN_SEARCHED: usize = 4096;
 /// Blocks whose places in the table are read at the same time.
-const TOUCHED: usize = 16;
+pub(crate) const TOUCHED: usize = 16;
 
 /// The blocks of one context and their owners. See the [module](self).
 #[derive(Debug)]

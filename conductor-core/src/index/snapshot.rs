@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::holders::{EMPTY, SetId, each_seat};
 use super::seats::digest_of;
+use super::table::Slot as _;
 use super::{BUCKETS, Digest, Entry, FORK, Index, IndexLimits, PARENT, SnapshotError};
 use crate::OwnerId;
 
@@ -280,7 +281,8 @@ impl Index {
                 of_set[number].sum = of_set[number].sum.wrapping_add(digest_of(hash));
                 segment_entries.push(Entry { set, ..block });
             }
-            if !self.table.fill(segment, &segment_entries) {
+            let is_ascending = segment_entries.windows(2).all(|pair| pair[0].hash() < pair[1].hash());
+            if !is_ascending || !self.table.fill(segment, &segment_entries) {
                 return Err(SnapshotError::Invalid("blocks are not in the order of their hashes"));
             }
         }

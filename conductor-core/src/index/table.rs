@@ -315,10 +315,10 @@ impl<S: Slot> Table<S> {
         self.segments[segment].slots.iter_mut().filter(|slot| !slot.vacant())
     }
 
-    /// Fills an empty segment with slots in ascending order of their hashes. False, and the segment is empty,
-    /// when they are not of this segment or not in order, or when too many want the same place.
+    /// Fills an empty segment with slots in the order of their hashes. False, and the segment is empty, when
+    /// they are not of this segment or not in order, or when too many want the same place.
     pub(crate) fn fill(&mut self, segment: usize, slots: &[S]) -> bool {
-        let ordered = slots.windows(2).all(|pair| pair[0].hash() < pair[1].hash());
+        let ordered = slots.windows(2).all(|pair| pair[0].hash() <= pair[1].hash());
         if !ordered || slots.iter().any(|slot| segment_of(slot.hash()) != segment || slot.vacant()) {
             return false;
         }

@@ -1,87 +1,68 @@
-//! Comparing two indexes of one context, and bringing one up to the other.
+//! What one index says of an owner to another index of the same context.
 //!
-//! Two Conductors that follow the same engines compare an owner's [`Digest`]. Where it differs they compare
-//! the digests per bucket of keys, then exchange the entries of the buckets that differ: [`Index::adopt`]
-//! records what is missing, [`Index::removed`] takes out what is too much.
+//! [`Index::blocks_of`] lists the blocks of an owner with the blocks before them, [`Index::adopt`] records such
+//! a list. Neither knows when the list was true: whoever brings it over has to tie it to a position in the
+//! owner's stream ([`Stream::adopt`](crate::stream::Stream::adopt)).
 
 use alloc::vec::Vec;
 
-use super::seats::digest_of;
-use super::table::segment_of;
-use super::{
-    BUCKETS, BucketEntry, Digest, EMPTY, Entry, FORK, Index, IndexLimits, PARENT, Refusal, Stored, link,
-    spread,
-};
+use super::{EMPTY, Entry, FORK, HeldBlock, Index, IndexLimits, PARENT, Refusal, Stored, link, spread};
 use crate::{BlockKey, OwnerId};
 
 impl Index {
-    /// What `owner` has in each bucket of keys. The time is that of visiting every entry.
-    pub fn bucket_digests(&self, owner: OwnerId, out: &mut [Digest; BUCKETS]) {
-        *out = [Digest::default(); BUCKETS];
-        let Some(seat) = self.seats.of(owner) else { return };
-        for (bucket, digest) in out.iter_mut().enumerate() {
-            for entry in self.table.segment(bucket) {
-                if self.holders.contains(entry.set, seat) {
-                    digest.blocks += 1;
-                    digest.sum = digest.sum.wrapping_add(digest_of(entry.hash));
-                }
-            }
-        }
-    }
-
-    /// The bucket that a block belongs to; less than [`BUCKETS`].
-    #[must_use]
-    pub fn bucket_of(key: BlockKey) -> usize {
-        segment_of(spread(key.0))
-    }
-
-    /// The blocks that `owner` has in a bucket, with the blocks before them. `out` is emptied first. The time
-    /// is that of visiting every entry.
-    pub fn bucket(&self, owner: OwnerId, bucket: usize, out: &mut Vec<BucketEntry>) {
+    /// The blocks of `owner` with the blocks before them, by depth. `out` is emptied first. A block appears
+    /// once for each block that may be the one before it: more than once where their links are the same. The
+    /// time is that of visiting every entry.
+    pub fn blocks_of(&self, owner: OwnerId, out: &mut Vec<HeldBlock>) {
         out.clear();
-        let Some(seat) = self.seats.of(owner).filter(|_| bucket < BUCKETS) else { return };
-        let held = self.table.segment(bucket).filter(|entry| self.holders.contains(entry.set, seat));
-        let children: Vec<Entry> = held.copied().collect();
-        out.extend(children.iter().map(|entry| BucketEntry {
-            depth: entry.depth(),
-            key: entry.key(),
-            parent: None,
-        }));
-        for of in 0..BUCKETS {
-            for entry in self.table.segment(of).filter(|entry| entry.meta & PARENT != 0) {
-                let more = if entry.meta & FORK != 0 { self.forks.get(&{ entry.hash }) } else { None };
-                for child in core::iter::once(entry.child).chain(more.into_iter().flatten().copied()) {
-                    if (child >> 24) as usize != bucket {
-                        continue;
-                    }
-                    let first = children.partition_point(|entry| link(entry.hash) < child);
-                    let same = children[first..].iter().take_while(|entry| link(entry.hash) == child);
-                    for (at, of) in (first..).zip(same) {
-                        if of.depth() == entry.depth() + 1 {
-                            out[at].parent = Some(entry.key());
-                        }
-                    }
-                }
+        let Some(seat) = self.seats.of(owner) else { return };
+        let segments = || (0..super::BUCKETS).flat_map(|segment| self.table.segment(segment));
+        let held = |entry: &&Entry| self.holders.contains(entry.set, seat);
+        // In the order of their hashes.
+        let children: Vec<Entry> = segments().filter(held).copied().collect();
+        let is_first = |entry: &&Entry| entry.depth() == 0;
+        let block = |entry: &Entry, parent| HeldBlock { depth: entry.depth(), key: entry.key(), parent };
+        out.extend(children.iter().filter(is_first).map(|entry| block(entry, None)));
+        let mut link_children = |parent: &Entry| {
+            if parent.meta & PARENT == 0 {
+                return;
             }
+            let more = if parent.meta & FORK != 0 { self.forks.get(&{ parent.hash }) } else { None };
+            let mut links = more.cloned().unwrap_or_default();
+            links.push(parent.child);
+            links.sort_unstable();
+            links.dedup();
+            for child in links {
+                let first = children.partition_point(|entry| link(entry.hash) < child);
+                let same = children[first..].iter().take_while(|entry| link(entry.hash) == child);
+                let follows = same.filter(|entry| entry.depth() == parent.depth() + 1);
+                out.extend(follows.map(|entry| block(entry, Some(parent.key()))));
+            }
+        };
+        if self.seats.is_holey(seat) {
+            segments().for_each(&mut link_children);
+        } else {
+            children.iter().for_each(link_children);
         }
-        out.retain(|entry| entry.depth == 0 || entry.parent.is_some());
+        out.sort_unstable();
     }
 
-    /// Records blocks of `owner` that another index gave, in whatever order. Until every block's parent is
-    /// there the owner is holey; a later [`Index::sweep`] notices when it is not any more.
-    pub fn adopt(&mut self, owner: OwnerId, entries: &[BucketEntry]) -> Stored {
+    /// Records blocks of `owner` as [`Index::blocks_of`] of another index lists them. An owner with a block
+    /// whose parent it does not have is holey, until a later [`Index::sweep`] notices that it is not any
+    /// more.
+    pub fn adopt(&mut self, owner: OwnerId, blocks: &[HeldBlock]) -> Stored {
         let mut stored = Stored::default();
         let Some(seat) = self.seats.of_or_new(owner) else {
-            self.counters.refused_owners += entries.len() as u64;
-            return Stored { refused: entries.len(), ..stored };
+            self.counters.refused_owners += blocks.len() as u64;
+            return Stored { refused: blocks.len(), ..stored };
         };
-        for entry in entries {
-            match self.adopt_one(seat, entry) {
+        for block in blocks {
+            match self.adopt_one(seat, block) {
                 Ok(added) => {
                     stored.added += usize::from(added);
                     stored.known += usize::from(!added);
                     if self.seats.get(seat).assumed > 0 {
-                        self.confirm(seat, entry.key);
+                        self.confirm(seat, block.key);
                     }
                 }
                 Err(refusal) => {
@@ -127,7 +108,7 @@ impl Index {
         true
     }
 
-    fn adopt_one(&mut self, seat: u32, entry: &BucketEntry) -> Result<bool, Refusal> {
+    fn adopt_one(&mut self, seat: u32, entry: &HeldBlock) -> Result<bool, Refusal> {
         if entry.depth >= self.limits.depth_max.min(IndexLimits::DEPTH_MAX) {
             return Err(Refusal::Deep);
         }
@@ -147,7 +128,14 @@ impl Index {
             }
             _ => return Err(Refusal::Conflict),
         }
-        let result = self.store(seat, before, spread(entry.key.0), entry.depth);
+        let hash = spread(entry.key.0);
+        let result = self.store(seat, before, hash, entry.depth);
+        if let (Ok((_, false)), Some(parent)) = (&result, entry.parent)
+            && !self.follows(Some(parent), entry.key)
+        {
+            // It has several parents by its link, or was known with another one: each counts as its parent.
+            self.attach(before, hash, entry.depth);
+        }
         if let (Some((hash, at)), Ok(_)) = (before, &result) {
             let parent_held = self
                 .table

@@ -4,8 +4,8 @@ use core::fmt;
 
 use crate::{BlockKey, OwnerId};
 
-/// Buckets of keys into which an index is divided for comparison with another index: a power of two.
-pub const BUCKETS: usize = 256;
+/// Segments of a table.
+pub(crate) const BUCKETS: usize = 256;
 
 /// What an index may grow to. Beyond a limit it forgets or refuses blocks, which makes matches shorter and
 /// never longer, and counts that in [`Counters`].
@@ -107,7 +107,7 @@ pub struct Digest {
 
 /// A block of an owner, as one index gives it to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BucketEntry {
+pub struct HeldBlock {
     /// Blocks before it in its chain.
     pub depth: u32,
     /// The block.

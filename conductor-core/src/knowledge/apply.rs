@@ -3,8 +3,9 @@
 use alloc::vec::Vec;
 use core::mem;
 
-use crate::events::{Batch, Event, Removed, Skipped, Source, Stored};
+use crate::events::{Batch, BatchError, Decoded, Decoder, Event, Removed, Skipped, Source, Stored};
 use crate::hash::{Chain, Root};
+use crate::index::TOUCHED;
 use crate::learned::Learnt;
 use crate::stream::FenceReason;
 use crate::{BlockKey, ContextId, OwnerId, Tier};
@@ -19,23 +20,34 @@ impl Knowledge {
         let Some(publisher) = self.publishers.get_mut(&id) else { return true };
         let mut batch = mem::take(&mut self.batch);
         let decoded = publisher.decoder.decode(payload, &mut batch);
+        self.apply_decoded(id, &decoded, &batch);
+        self.batch = batch;
+        is_readable(&decoded)
+    }
+
+    /// What decodes the messages of a publisher for [`apply_decoded`](Self::apply_decoded). After
+    /// [`fence`](Self::fence) it has to be [restarted](Decoder::restart).
+    #[must_use]
+    pub fn decoder(&self, id: PublisherId) -> Option<Decoder> {
+        self.publishers.get(&id).map(|publisher| publisher.decoder.clone())
+    }
+
+    /// As [`apply`](Self::apply), of a message that was decoded already: so that no query waits for that.
+    pub fn apply_decoded(&mut self, id: PublisherId, decoded: &Result<Decoded, BatchError>, batch: &Batch) {
+        let Some(publisher) = self.publishers.get_mut(&id) else { return };
         publisher.counters.messages += 1;
-        let readable = decoded.is_ok_and(|decoded| {
+        if let Ok(decoded) = decoded {
             publisher.counters.events += u64::from(decoded.events);
             add_skipped(&mut publisher.counters, &decoded.skipped);
-            !decoded.removals_lost
-        });
-        if readable {
-            match publisher.registration.role {
-                Role::Engine => self.engine_events(id, &batch),
-                Role::Store { .. } => self.store_events(id, &batch),
-            }
-        } else {
-            publisher.counters.unreadable += 1;
-            self.fence(id, FenceReason::Unreadable);
         }
-        self.batch = batch;
-        readable
+        if !is_readable(decoded) {
+            publisher.counters.unreadable += 1;
+            return self.fence(id, FenceReason::Unreadable);
+        }
+        match publisher.registration.role {
+            Role::Engine => self.engine_events(id, batch),
+            Role::Store { .. } => self.store_events(id, batch),
+        }
     }
 
     fn engine_events(&mut self, id: PublisherId, batch: &Batch) {
@@ -71,6 +83,12 @@ impl Knowledge {
         }
         self.keys = keys;
     }
+}
+
+/// Whether a message said everything that it was to say. If not, what its publisher keeps is unknown.
+#[must_use]
+pub fn is_readable(decoded: &Result<Decoded, BatchError>) -> bool {
+    decoded.as_ref().is_ok_and(|decoded| !decoded.removals_lost)
 }
 
 /// The rank for which a publisher speaks, made if it is missing; `None` beyond the limit.
@@ -147,9 +165,11 @@ pub(super) fn apply_stored(
         Some(parent) => Chain::after(settings.seed, parent),
         None => Chain::new(&root_of(publisher, settings.seed, stored)),
     };
-    for (i, (hash, tokens)) in
-        stored.hashes.iter().zip(stored.tokens.chunks_exact(block_tokens as usize)).enumerate()
-    {
+    let blocks = stored.hashes.iter().zip(stored.tokens.chunks_exact(block_tokens as usize));
+    for (i, (hash, tokens)) in blocks.enumerate() {
+        if i % TOUCHED == 0 {
+            state.learned.touch(&stored.hashes[i..stored.hashes.len().min(i + TOUCHED)]);
+        }
         let key = chain.push_with(tokens, stored.extra.of(i));
         // A block whose hash is not known could never be removed.
         if state.learned.learn(*hash, key) == Learnt::Full {

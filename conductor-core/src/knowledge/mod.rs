@@ -23,6 +23,7 @@ mod shared;
 mod snapshot;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod types;
 
 use alloc::collections::BTreeMap;
@@ -36,9 +37,11 @@ use crate::hash::Root;
 use crate::stream::{FenceReason, Sink};
 use crate::{BlockKey, Context, ContextId, InstanceId};
 
+pub use apply::is_readable;
 use context::ContextState;
 use shared::Waiting;
 pub use snapshot::{Positions, SnapshotError};
+pub use transfer::Said;
 pub use types::{
     Counters, Matches, OwnerDigest, PublisherId, RankMatch, RegisterError, Registration, Role, Settings,
 };
@@ -319,6 +322,13 @@ pub struct Feed<'a> {
     publisher: PublisherId,
     /// The replay that the stream asked for last, if it did.
     pub asked: Option<u64>,
+}
+
+impl Feed<'_> {
+    /// As [`Knowledge::adopt`].
+    pub fn adopt(&mut self, said: &Said, from: usize, budget: usize) -> Option<usize> {
+        self.knowledge.adopt(self.publisher, said, from, budget)
+    }
 }
 
 impl Sink for Feed<'_> {

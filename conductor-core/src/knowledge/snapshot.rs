@@ -16,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::events::{Decoder, Dialect};
 use crate::hash::Root;
 use crate::index::{self, Index};
-use crate::learned::Learnt;
+use crate::learned::Learned;
 use crate::stream::{FenceReason, Position};
 use crate::{BlockKey, Context, ContextId, EngineHash, InstanceId, OwnerId, Tier};
 
@@ -78,7 +78,7 @@ impl core::error::Error for SnapshotError {}
 /// Where the stream of each publisher goes on; `None` begins anew.
 pub type Positions = Vec<(PublisherId, Option<Position>)>;
 
-const CUT: SnapshotError = SnapshotError::Invalid("it ends early");
+pub(super) const CUT: SnapshotError = SnapshotError::Invalid("it ends early");
 
 impl Knowledge {
     /// Appends a snapshot to `out`. `position` tells where the stream of a publisher is
@@ -121,13 +121,13 @@ impl Knowledge {
     pub fn restore(bytes: &[u8], settings: Settings) -> Result<(Self, Positions), SnapshotError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(SnapshotError::NotASnapshot)?;
         let (mut read, checksum) = rest.split_last_chunk::<8>().ok_or(SnapshotError::Checksum)?;
-        if xxh3_64(&bytes[..bytes.len() - 8]) != u64::from_le_bytes(*checksum) {
-            return Err(SnapshotError::Checksum);
-        }
         let read = &mut read;
         let version = u32_of(read)?;
         if version != VERSION {
             return Err(SnapshotError::Version(version));
+        }
+        if xxh3_64(&bytes[..bytes.len() - 8]) != u64::from_le_bytes(*checksum) {
+            return Err(SnapshotError::Checksum);
         }
         let seed = u64_of(read)?;
         if seed != settings.seed {
@@ -294,12 +294,18 @@ fn context_of(
     if pairs > read.len() / 16 {
         return Err(CUT);
     }
-    for _ in 0..pairs {
-        let (hash, key) = (EngineHash(u64_of(read)?), BlockKey(u64_of(read)?));
-        if state.learned.learn(hash, key) == Learnt::Full {
-            return Err(SnapshotError::Full("learned_max"));
-        }
+    if pairs > settings.learned_max {
+        return Err(SnapshotError::Full("learned_max"));
     }
+    let (bytes, rest) = read.split_at_checked(pairs * 16).ok_or(CUT)?;
+    *read = rest;
+    let pair = |bytes: &[u8; 16]| {
+        let (hash, key) = (bytes.first_chunk().copied(), bytes.last_chunk().copied());
+        let number = |bytes: Option<[u8; 8]>| u64::from_le_bytes(bytes.unwrap_or_default());
+        (EngineHash(number(hash)), BlockKey(number(key)))
+    };
+    state.learned = Learned::of(bytes.as_chunks().0.iter().map(pair), settings.learned_max)
+        .ok_or(SnapshotError::Invalid("learnt hashes"))?;
     let ranks = len_of(read, 1)?;
     if ranks > settings.publishers_max.saturating_mul(settings.ranks_per_publisher_max) {
         return Err(SnapshotError::Full("publishers_max"));
@@ -353,8 +359,20 @@ fn rank_of(
 fn put_publisher(out: &mut Vec<u8>, publisher: &Publisher, position: Option<Position>) {
     put_u32(out, publisher.context.0);
     put_u32(out, publisher.instance.0);
+    put_registration(out, &publisher.registration);
+    out.push(u8::from(position.is_some()));
+    if let Some(Position { begin, next, digest }) = position {
+        [begin, next, digest].into_iter().for_each(|number| put_u64(out, number));
+    }
+    put_len(out, publisher.ranks.len());
+    for (context, dp_rank, rank) in &publisher.ranks {
+        [context.0, *dp_rank, *rank].into_iter().for_each(|number| put_u32(out, number));
+    }
+}
+
+pub(super) fn put_registration(out: &mut Vec<u8>, registration: &Registration) {
     let Registration { instance, tenant, model, block_tokens, lora, salt, dp_rank, dialect, role } =
-        &publisher.registration;
+        registration;
     [instance, tenant, model].into_iter().for_each(|text| put_text(out, text));
     put_u32(out, *block_tokens);
     for text in [lora, salt] {
@@ -368,17 +386,9 @@ fn put_publisher(out: &mut Vec<u8>, publisher: &Publisher, position: Option<Posi
         Dialect::Mooncake => 2,
     });
     put_u32(out, if let Role::Store { objects_per_block } = role { *objects_per_block } else { 0 });
-    out.push(u8::from(position.is_some()));
-    if let Some(Position { begin, next, digest }) = position {
-        [begin, next, digest].into_iter().for_each(|number| put_u64(out, number));
-    }
-    put_len(out, publisher.ranks.len());
-    for (context, dp_rank, rank) in &publisher.ranks {
-        [context.0, *dp_rank, *rank].into_iter().for_each(|number| put_u32(out, number));
-    }
 }
 
-fn registration_of(read: &mut &[u8]) -> Result<Registration, SnapshotError> {
+pub(super) fn registration_of(read: &mut &[u8]) -> Result<Registration, SnapshotError> {
     let (instance, tenant, model) = (text_of(read)?, text_of(read)?, text_of(read)?);
     let block_tokens = u32_of(read)?;
     let mut optional = || -> Result<Option<String>, SnapshotError> {
@@ -400,15 +410,15 @@ fn registration_of(read: &mut &[u8]) -> Result<Registration, SnapshotError> {
     Ok(Registration { instance, tenant, model, block_tokens, lora, salt, dp_rank, dialect, role })
 }
 
-fn put_u32(out: &mut Vec<u8>, number: u32) {
+pub(super) fn put_u32(out: &mut Vec<u8>, number: u32) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-fn put_u64(out: &mut Vec<u8>, number: u64) {
+pub(super) fn put_u64(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-fn put_len(out: &mut Vec<u8>, len: usize) {
+pub(super) fn put_len(out: &mut Vec<u8>, len: usize) {
     put_u32(out, u32::try_from(len).unwrap_or(u32::MAX));
 }
 
@@ -417,26 +427,26 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-fn u8_of(read: &mut &[u8]) -> Result<u8, SnapshotError> {
+pub(super) fn u8_of(read: &mut &[u8]) -> Result<u8, SnapshotError> {
     let (&byte, rest) = read.split_first().ok_or(CUT)?;
     *read = rest;
     Ok(byte)
 }
 
-fn u32_of(read: &mut &[u8]) -> Result<u32, SnapshotError> {
+pub(super) fn u32_of(read: &mut &[u8]) -> Result<u32, SnapshotError> {
     let (bytes, rest) = read.split_first_chunk().ok_or(CUT)?;
     *read = rest;
     Ok(u32::from_le_bytes(*bytes))
 }
 
-fn u64_of(read: &mut &[u8]) -> Result<u64, SnapshotError> {
+pub(super) fn u64_of(read: &mut &[u8]) -> Result<u64, SnapshotError> {
     let (bytes, rest) = read.split_first_chunk().ok_or(CUT)?;
     *read = rest;
     Ok(u64::from_le_bytes(*bytes))
 }
 
 /// A count of things that have `bytes` bytes each at least.
-fn len_of(read: &mut &[u8], bytes: usize) -> Result<usize, SnapshotError> {
+pub(super) fn len_of(read: &mut &[u8], bytes: usize) -> Result<usize, SnapshotError> {
     let len = u32_of(read)? as usize;
     if len > read.len() / bytes { Err(CUT) } else { Ok(len) }
 }

@@ -89,6 +89,17 @@ impl Held {
         self.messages.is_empty() && self.seen <= next
     }
 
+    /// The number of the last one.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.messages.back().map(|last| last.seq)
+    }
+
+    /// The digest of one that waits.
+    pub(super) fn digest(&self, seq: u64) -> Option<u64> {
+        let at = self.messages.binary_search_by_key(&seq, |message| message.seq).ok()?;
+        Some(self.messages[at].digest)
+    }
+
     /// What was dropped does not have to be brought by a replay any more.
     pub(super) fn forget_dropped(&mut self) {
         self.seen = self.messages.back().map_or(0, |last| last.seq + 1);

@@ -25,6 +25,7 @@
 //! messages of one run of the publisher. This relies on a connection not outliving the publisher's run: a
 //! broker between them that survives a restart is noticed only when numbers go back.
 
+mod adopt;
 mod held;
 mod history;
 mod settings;
@@ -36,7 +37,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use held::{Held, Offered, Recent};
 pub use history::History;
-pub use settings::{Counters, FenceReason, Position, Settings, State};
+pub use settings::{Adoption, Counters, FenceReason, Position, Settings, State};
 
 /// The number that marks the end of a replay; its payload is empty.
 pub const REPLAY_END: u64 = u64::MAX;
@@ -100,6 +101,8 @@ pub struct Stream {
     /// The first number of the last answer that began behind what was asked for.
     hole_at: Option<u64>,
     late: u32,
+    /// Until when messages are held for what another Conductor knows.
+    awaits_until: Option<Instant>,
     lost_at: Instant,
     counters: Counters,
 }
@@ -128,6 +131,7 @@ impl Stream {
             restarts: 0,
             hole_at: None,
             late: 0,
+            awaits_until: None,
             lost_at: Instant::ZERO,
             counters: Counters::default(),
             settings,
@@ -179,6 +183,7 @@ impl Stream {
         self.attempts = 0;
         self.restarts = 0;
         self.hole_at = None;
+        self.awaits_until = None;
         if self.settings.replay {
             self.state = State::Replaying;
             self.ask(now, sink);
@@ -195,6 +200,7 @@ impl Stream {
             self.connected = false;
             self.lost_at = now;
             self.replay = None;
+            self.awaits_until = None;
             self.held.clear();
             self.state = State::Connecting;
         }
@@ -297,6 +303,9 @@ impl Stream {
         if self.replay.is_some_and(|replay| now >= replay.until) {
             self.replay_failed(now, sink);
         }
+        if self.awaits_until.is_some_and(|until| now >= until) {
+            self.go_on(sink);
+        }
         if !self.connected && self.served && now >= self.lost_at + self.settings.stale_after {
             self.counters.stale += 1;
             self.state = State::Stale;
@@ -308,7 +317,7 @@ impl Stream {
     #[must_use]
     pub fn tick_at(&self) -> Option<Instant> {
         let stale = (!self.connected && self.served).then(|| self.lost_at + self.settings.stale_after);
-        [self.replay.map(|replay| replay.until), stale].into_iter().flatten().min()
+        [self.replay.map(|replay| replay.until), self.awaits_until, stale].into_iter().flatten().min()
     }
 
     /// The publisher is known to be dead: its blocks are void at once. If its connection is open all the
@@ -316,6 +325,7 @@ impl Stream {
     pub fn died(&mut self, now: Instant, sink: &mut impl Sink) {
         self.void(FenceReason::Dead, sink);
         self.serve(false, sink);
+        self.awaits_until = None;
         if !self.connected {
             self.state = State::Connecting;
         } else if self.settings.replay {
@@ -520,6 +530,9 @@ impl Stream {
 
     /// A message of a publisher that replays nothing.
     fn live_alone(&mut self, seq: u64, digest: u64, payload: &[u8], sink: &mut impl Sink) {
+        if self.holds_back(seq, digest, payload, sink) {
+            return;
+        }
         if self.begin.is_some() && seq < self.next {
             let known = self.recent.digest(seq);
             if known == Some(digest) {

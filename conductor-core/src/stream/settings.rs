@@ -95,11 +95,13 @@ pub enum FenceReason {
     Unreadable,
     /// It was taken out, or is known to be dead.
     Dead,
+    /// What another Conductor knows of it takes the place of what was known.
+    Replaced,
 }
 
 impl FenceReason {
     /// Every reason, in the order of [`Counters::fences`].
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Lost,
         Self::NoReplay,
         Self::Restarted,
@@ -107,6 +109,7 @@ impl FenceReason {
         Self::Unverifiable,
         Self::Unreadable,
         Self::Dead,
+        Self::Replaced,
     ];
 
     /// The reason's name in answers and metrics.
@@ -120,6 +123,7 @@ impl FenceReason {
             Self::Unverifiable => "unverifiable",
             Self::Unreadable => "unreadable",
             Self::Dead => "dead",
+            Self::Replaced => "replaced",
         }
     }
 }
@@ -139,6 +143,17 @@ pub struct Position {
     pub next: u64,
     /// The digest of the last one.
     pub digest: u64,
+}
+
+/// What became of what another Conductor knows of a publisher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoption {
+    /// It has taken the place of what was known, and messages go on behind it.
+    Adopted,
+    /// It ends with a message that has not arrived here yet: offer it again.
+    Later,
+    /// It is of another run of the publisher, or cannot be shown to be of this one.
+    Refused,
 }
 
 /// Counts since the stream was made.

@@ -21,6 +21,8 @@ pub(crate) enum Lie {
     RemovalsOfParentsIgnored,
     /// It serves what a snapshot says before the publisher has confirmed it.
     SnapshotsTrusted,
+    /// It takes what the other Conductor knew for what is known at the publisher's latest message.
+    AdoptionsNotTied,
 }
 
 /// Where a message came from: publisher, run, number.
@@ -28,12 +30,12 @@ pub(crate) type Origin = (usize, usize, u64);
 
 /// What a publisher ever said: per run and message, what it means.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
+pub(crate) struct Told {
     pub(crate) runs: Vec<Vec<Vec<Op>>>,
     pub(crate) first_seq: u64,
 }
 
-impl Said {
+impl Told {
     /// What was true when a run had sent the messages before `next`.
     fn truth_at(&self, run: usize, next: u64) -> Truth {
         let mut truth = Truth::default();
@@ -54,7 +56,12 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    fn applied(&mut self, said: &Said, (_, run, seq): Origin) -> Result<(), String> {
+    /// What another Conductor knew, which followed with `theirs`, took the place of what was known.
+    pub(crate) fn adopted(&mut self, theirs: &Self) {
+        (self.at, self.truth) = (theirs.at, theirs.truth.clone());
+    }
+
+    fn applied(&mut self, said: &Told, (_, run, seq): Origin) -> Result<(), String> {
         match self.at {
             Some((of, next)) if (of, next) != (run, seq) => {
                 return Err(format!("message {seq} of run {run} was applied after {next} of run {of}"));
@@ -73,7 +80,7 @@ impl Cursor {
 pub(crate) struct Watched<'a> {
     pub(crate) feed: Feed<'a>,
     pub(crate) cursor: &'a mut Cursor,
-    pub(crate) said: &'a Said,
+    pub(crate) said: &'a Told,
     pub(crate) origins: &'a HashMap<Vec<u8>, Origin>,
     pub(crate) publisher: usize,
     pub(crate) lie: Option<Lie>,

@@ -1,10 +1,11 @@
-//! Random histories of engines, over networks that lose, repeat and reorder messages and cut connections:
-//! what the Conductor answers never exceeds what the publishers said up to the message that it got to, and is
-//! exactly that once it has recovered.
+//! Random histories of engines, over networks that lose, repeat and reorder messages and cut connections, with
+//! two Conductors that tell each other what they know: what a Conductor answers never exceeds what the
+//! publishers said up to the message that it got to, and is exactly that once it has recovered.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
 mod judge;
 mod model;
+mod transfers;
 mod world;
 
 use judge::Lie;
@@ -28,10 +29,14 @@ fn answers_never_exceed_the_truth_and_equal_it_after_recovery() {
         all.whole += report.whole;
         all.partial += report.partial;
         all.served_blocks += report.served_blocks;
+        all.adopted += report.adopted;
+        all.refused += report.refused;
+        all.damaged += report.damaged;
     }
     println!("simulated, {} seeds: {all:?}", reports.len());
     if reports.len() >= 100 {
         assert!(all.fences > 100 && all.restarts > 100 && all.whole > 100 && all.served_blocks > 10_000);
+        assert!(all.adopted > 100 && all.refused > 100 && all.damaged > 10);
     }
 }
 
@@ -67,4 +72,9 @@ fn a_removal_of_a_parent_that_is_ignored_is_found() {
 #[test]
 fn a_snapshot_that_is_served_unconfirmed_is_found() {
     found(Lie::SnapshotsTrusted);
+}
+
+#[test]
+fn what_another_conductor_knew_that_is_taken_for_the_present_is_found() {
+    found(Lie::AdoptionsNotTied);
 }

@@ -15,6 +15,7 @@ mod query;
 mod register;
 mod schedule;
 pub(crate) mod state;
+mod transfer;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -131,6 +132,8 @@ pub(crate) fn router(app: App) -> Router {
         .route("/reservations/{id}", delete(schedule::end))
         .route("/loads", get(schedule::loads))
         .route("/digest", get(state::digest))
+        .route("/snapshot", get(transfer::snapshot))
+        .route("/dump", get(transfer::dump))
         .route("/status", get(state::status))
         .layer(middleware::from_fn_with_state(app.clone(), check_host));
     Router::new()

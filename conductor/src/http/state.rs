@@ -221,14 +221,78 @@ pub(crate) fn owner_rows(app: &App) -> Vec<OwnerRow> {
     knowledge.digests().into_iter().filter_map(row).collect()
 }
 
+/// Where the stream of a publisher is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub(crate) struct StreamRow {
+    /// Its number in this Conductor.
+    pub(crate) publisher: u32,
+    pub(crate) tenant_id: String,
+    pub(crate) model_name: String,
+    pub(crate) lora_name: String,
+    pub(crate) block_size: u32,
+    pub(crate) instance_id: String,
+    pub(crate) dp_rank: u32,
+    pub(crate) state: String,
+    /// Whether it can be asked for what was missed.
+    pub(crate) replays: bool,
+    /// The number of the first message that was applied; null when none was.
+    pub(crate) begin: Option<u64>,
+    /// The number after the last one.
+    pub(crate) next_seq: Option<u64>,
+}
+
+impl StreamRow {
+    /// Whether two Conductors mean the same publisher.
+    pub(crate) fn is_of_same_publisher(&self, other: &Self) -> bool {
+        let name = |row: &Self| {
+            let Self { tenant_id, model_name, lora_name, instance_id, .. } = row.clone();
+            (tenant_id, model_name, lora_name, instance_id, row.block_size, row.dp_rank)
+        };
+        name(self) == name(other)
+    }
+
+    /// Whether an owner is of this publisher.
+    pub(crate) fn has(&self, row: &OwnerRow) -> bool {
+        (&self.tenant_id, &self.model_name, &self.instance_id)
+            == (&row.tenant_id, &row.model_name, &row.instance_id)
+            && self.dp_rank == row.dp_rank
+    }
+}
+
+/// Where every stream is.
+pub(crate) async fn stream_rows(app: &App) -> Result<Vec<StreamRow>, Refused> {
+    let reports = app.reports().await?;
+    let directory = app.shared.directory();
+    let row = |(id, publisher): (&PublisherId, &crate::directory::Publisher)| {
+        let report = reports.get(id)?;
+        let engine = &publisher.engine;
+        Some(StreamRow {
+            publisher: id.0,
+            tenant_id: engine.tenant.clone(),
+            model_name: engine.model.clone(),
+            lora_name: engine.lora.clone(),
+            block_size: engine.block_tokens,
+            instance_id: engine.instance.clone(),
+            dp_rank: engine.dp_rank,
+            state: report.state.name().to_owned(),
+            replays: !engine.replay_endpoint.is_empty(),
+            begin: report.position.map(|position| position.begin),
+            next_seq: report.position.map(|position| position.next),
+        })
+    };
+    Ok(directory.publishers.iter().filter_map(row).collect())
+}
+
 #[derive(Serialize)]
 struct Digests {
     digests: Vec<OwnerRow>,
+    streams: Vec<StreamRow>,
 }
 
-/// What every owner has, as numbers that another Conductor can compare.
-pub(super) async fn digest(State(app): State<App>) -> Response {
-    value(&Digests { digests: owner_rows(&app) })
+/// What every owner has, as numbers that another Conductor can compare, and where every stream is.
+pub(super) async fn digest(State(app): State<App>) -> Result<Response, Refused> {
+    let streams = stream_rows(&app).await?;
+    Ok(value(&Digests { digests: owner_rows(&app), streams }))
 }
 
 #[derive(Serialize)]

@@ -10,6 +10,7 @@
 //! wait that doubles with each failure. With nothing to read the thread sleeps in the kernel until the next
 //! heartbeat is due.
 
+mod intake;
 mod peer;
 mod publisher;
 mod resolver;
@@ -22,8 +23,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use conductor_core::knowledge::PublisherId;
-use conductor_core::stream::{Counters, Position, Sink as _, State};
+use conductor_core::knowledge::{PublisherId, Said};
+use conductor_core::stream::{Adoption, Counters, Position, Sink as _, State};
 use conductor_core::zmtp::{Kind, Limits};
 use mio::net::TcpListener;
 use mio::{Events, Interest, Poll, Token, Waker};
@@ -32,6 +33,7 @@ use tokio::sync::oneshot;
 use tracing::{debug, error, warn};
 
 use crate::shared::Shared;
+use intake::Intake;
 use peer::Peer;
 use publisher::{Publisher, Replay, Turn};
 pub(crate) use publisher::{Subscription, Totals};
@@ -61,6 +63,13 @@ pub(crate) enum Command {
     Report(oneshot::Sender<Vec<Report>>),
     /// The index, with the positions of all streams.
     Snapshot(oneshot::Sender<Vec<u8>>),
+    /// What a publisher said, with the position of its stream; none: it is a store, or said nothing.
+    Said(PublisherId, oneshot::Sender<Option<Said>>),
+    /// What the other Conductor knows of a publisher is about to be fetched. The answer says whether it may
+    /// be.
+    Prepare(PublisherId, oneshot::Sender<bool>),
+    /// What the other Conductor knows of a publisher.
+    Adopt(PublisherId, Arc<Said>, oneshot::Sender<Adoption>),
     /// Forget what a publisher said, and ask it for everything.
     ReadAnew(PublisherId),
     /// The address of a publisher's events or replay endpoint was looked up.
@@ -149,6 +158,7 @@ impl EventThread {
             stop: Arc::clone(&prepared.commander.stop),
             resolver,
             publishers: Vec::new(),
+            intake: Intake::default(),
             more: Vec::new(),
             due_at: Instant::ZERO,
             housekeeping_at: Some(Instant::ZERO),
@@ -197,6 +207,7 @@ struct Service {
     resolver: Resolver<(PublisherId, Part)>,
     /// By slot, which tokens name.
     publishers: Vec<Option<Publisher>>,
+    intake: Intake,
     /// Tokens of sockets that have more to read than a turn allowed.
     more: Vec<usize>,
     /// When the timers are looked at next.
@@ -251,8 +262,8 @@ impl Service {
         let (slot, part) = (token / PARTS, token % PARTS);
         let Some(Some(publisher)) = self.publishers.get_mut(slot) else { return };
         let turn = match part {
-            EVENTS => publisher.serve_events(now, &self.shared),
-            REPLAY => publisher.serve_replay(now, &self.shared),
+            EVENTS => publisher.serve_events(now, &self.shared, &mut self.intake),
+            REPLAY => publisher.serve_replay(now, &self.shared, &mut self.intake),
             _ => return self.accept(slot, now),
         };
         match turn {
@@ -272,7 +283,7 @@ impl Service {
         publisher.ask_from = None;
         let wait = publisher.next_backoff(&self.shared.config.streams);
         publisher.connect_at = publisher.listener.is_none().then(|| now + wait);
-        publisher.with_stream(&self.shared, |stream, sink| stream.disconnected(now, sink));
+        publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| stream.disconnected(now, sink));
     }
 
     /// The connection of a replay is at its end, in order or not.
@@ -281,7 +292,8 @@ impl Service {
         publisher.replay = None;
         if publisher.ask_from.is_none() {
             // After its end this has no effect.
-            publisher.with_stream(&self.shared, |stream, sink| stream.replay_failed(now, sink));
+            publisher
+                .with_stream(&self.shared, &mut self.intake, |stream, sink| stream.replay_failed(now, sink));
         }
     }
 
@@ -321,7 +333,9 @@ impl Service {
             Ok(peer) => publisher.replay = Some(Replay { peer, from: Some(from) }),
             Err(error) => {
                 debug!(publisher = publisher.what.name, %error, "a replay cannot be asked for");
-                publisher.with_stream(&self.shared, |stream, sink| stream.replay_failed(now, sink));
+                publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
+                    stream.replay_failed(now, sink)
+                });
             }
         }
     }
@@ -392,7 +406,11 @@ impl Service {
             match command {
                 Command::Add(what) => {
                     let bytes_max = self.shared.config.limits.message_bytes_max as usize;
-                    let publisher = Publisher::new(*what, &self.shared.config.streams, bytes_max, now);
+                    let decoder = self.shared.knowledge.read().decoder(what.id);
+                    // It may have been taken out meanwhile.
+                    let Some(decoder) = decoder else { continue };
+                    let streams = &self.shared.config.streams;
+                    let publisher = Publisher::new(*what, decoder, streams, bytes_max, now);
                     match self.publishers.iter().position(Option::is_none) {
                         Some(slot) => self.publishers[slot] = Some(publisher),
                         None => self.publishers.push(Some(publisher)),
@@ -402,7 +420,7 @@ impl Service {
                 Command::Remove(id, done) => {
                     if let Some(slot) = self.slot(id) {
                         if let Some(publisher) = &mut self.publishers[slot] {
-                            publisher.with_stream(&self.shared, |stream, sink| {
+                            publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
                                 stream.died(now, sink);
                                 sink.serve(false);
                             });
@@ -431,10 +449,26 @@ impl Service {
                     self.shared.knowledge.read().snapshot(position, &mut bytes);
                     let _ = to.send(bytes);
                 }
+                Command::Said(id, to) => {
+                    let position = self.publisher(id).and_then(|publisher| publisher.stream.position());
+                    let said = position.and_then(|at| self.shared.knowledge.read().said_by(id, at));
+                    let _ = to.send(said);
+                }
+                Command::Prepare(id, to) => {
+                    let prepared = self.publisher(id).is_some_and(|publisher| publisher.stream.prepare(now));
+                    self.due_at = now;
+                    let _ = to.send(prepared);
+                }
+                Command::Adopt(id, said, to) => {
+                    let adoption = self.adopt(id, &said, now);
+                    let _ = to.send(adoption);
+                }
                 Command::ReadAnew(id) => {
                     if let Some(slot) = self.slot(id) {
                         if let Some(publisher) = &mut self.publishers[slot] {
-                            publisher.with_stream(&self.shared, |stream, sink| stream.died(now, sink));
+                            publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
+                                stream.died(now, sink)
+                            });
                         }
                         self.lost_events(slot, now);
                         self.due_at = now;
@@ -463,7 +497,7 @@ impl Service {
                         Some(addr) => self.open_replay(slot, addr, from, now),
                         None => {
                             publisher.ask_from = None;
-                            publisher.with_stream(&self.shared, |stream, sink| {
+                            publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
                                 stream.replay_failed(now, sink);
                             });
                         }
@@ -472,6 +506,23 @@ impl Service {
             }
         }
         self.after(slot, now);
+    }
+
+    /// Lets a stream go on where the other Conductor was.
+    fn adopt(&mut self, id: PublisherId, said: &Said, now: Instant) -> Adoption {
+        let Some(slot) = self.slot(id) else { return Adoption::Refused };
+        let Some(publisher) = &mut self.publishers[slot] else { return Adoption::Refused };
+        let mut adoption = Adoption::Refused;
+        publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| {
+            adoption = stream.adopt(now, said.position(), sink, |sink| sink.adopt(said));
+        });
+        self.after(slot, now);
+        adoption
+    }
+
+    fn publisher(&mut self, id: PublisherId) -> Option<&mut Publisher> {
+        let slot = self.slot(id)?;
+        self.publishers[slot].as_mut()
     }
 
     fn slot(&self, id: PublisherId) -> Option<usize> {
@@ -495,7 +546,7 @@ impl Service {
     fn timer(&mut self, slot: usize, now: Instant) {
         let Some(publisher) = &mut self.publishers[slot] else { return };
         let [events_lost, replay_lost] = publisher.tick_peers(now);
-        publisher.with_stream(&self.shared, |stream, sink| stream.tick(now, sink));
+        publisher.with_stream(&self.shared, &mut self.intake, |stream, sink| stream.tick(now, sink));
         if publisher.connect_at.is_some_and(|at| at <= now) {
             publisher.connect_at = None;
             let endpoint = publisher.what.endpoint.clone();

@@ -1,23 +1,25 @@
 //! One publisher as the event thread has it: its sockets, its stream, and when it is connected to again.
 
 use std::net::SocketAddr;
-use std::sync::RwLockWriteGuard;
 use std::time::Duration;
 
-use conductor_core::events::{Dialect, decode_load};
-use conductor_core::knowledge::{Knowledge, PublisherId};
+use conductor_core::events::{Decoder, Dialect, decode_load};
+use conductor_core::knowledge::{PublisherId, Said};
 use conductor_core::stream::{self, FenceReason, Position, Sink, Stream};
 use conductor_core::zmtp::{Event, Message};
 use mio::net::TcpListener;
 use te_core::Instant;
 use tracing::{debug, info};
 
+use super::intake::Intake;
 use super::peer::Peer;
 use crate::config::{Endpoint, EngineKind, StreamsConfig};
 use crate::shared::Shared;
 
 /// Reads from one socket before others get their turn.
 const READS_PER_TURN: u32 = 16;
+/// Blocks and hashes of another Conductor that are recorded in one turn to write.
+const ADOPTED_PER_TURN: usize = 4_096;
 /// Messages that a publisher's history is expected to hold at most: held while a replay is under way.
 const HELD_MESSAGES_MAX: usize = 65_536;
 
@@ -41,6 +43,7 @@ pub(crate) struct Subscription {
 pub(super) struct Publisher {
     pub(super) what: Subscription,
     pub(super) stream: Stream,
+    decoder: Decoder,
     pub(super) listener: Option<TcpListener>,
     pub(super) events: Option<Peer>,
     pub(super) replay: Option<Replay>,
@@ -83,7 +86,13 @@ pub(super) struct Replay {
 }
 
 impl Publisher {
-    pub(super) fn new(what: Subscription, streams: &StreamsConfig, bytes_max: usize, now: Instant) -> Self {
+    pub(super) fn new(
+        what: Subscription,
+        decoder: Decoder,
+        streams: &StreamsConfig,
+        bytes_max: usize,
+        now: Instant,
+    ) -> Self {
         let settings = stream::Settings {
             first_seq: u64::from(what.kind.dialect() == Dialect::Mooncake),
             replay: what.replay.is_some(),
@@ -96,6 +105,7 @@ impl Publisher {
         };
         Self {
             stream: Stream::new(settings, what.position),
+            decoder,
             listener: None,
             events: None,
             replay: None,
@@ -115,11 +125,11 @@ impl Publisher {
     }
 
     /// Reads what the events' socket brought.
-    pub(super) fn serve_events(&mut self, now: Instant, shared: &Shared) -> Turn {
-        let Self { events: Some(peer), stream, totals, what, ask_from, backoff, .. } = self else {
+    pub(super) fn serve_events(&mut self, now: Instant, shared: &Shared, intake: &mut Intake) -> Turn {
+        let Self { events: Some(peer), stream, decoder, totals, what, ask_from, backoff, .. } = self else {
             return Turn::Done;
         };
-        let mut sink = Applier { shared, what, totals, ask: None, turn: None };
+        let mut sink = Applier { shared, what, totals, decoder, intake, ask: None };
         let turn = peer.pump(now, READS_PER_TURN, |event| {
             match event {
                 Event::Ready { .. } => {
@@ -136,7 +146,7 @@ impl Publisher {
             }
             None
         });
-        sink.turn = None;
+        sink.flush();
         *ask_from = sink.ask.take().or(*ask_from);
         if let Turn::Lost(why) = &turn {
             info!(publisher = what.name, why, "the connection to a publisher is lost");
@@ -145,11 +155,11 @@ impl Publisher {
     }
 
     /// Reads what the replay socket brought.
-    pub(super) fn serve_replay(&mut self, now: Instant, shared: &Shared) -> Turn {
-        let Self { replay: Some(replay), stream, totals, what, ask_from, .. } = self else {
+    pub(super) fn serve_replay(&mut self, now: Instant, shared: &Shared, intake: &mut Intake) -> Turn {
+        let Self { replay: Some(replay), stream, decoder, totals, what, ask_from, .. } = self else {
             return Turn::Done;
         };
-        let mut sink = Applier { shared, what, totals, ask: None, turn: None };
+        let mut sink = Applier { shared, what, totals, decoder, intake, ask: None };
         let mut ended = false;
         let turn = replay.peer.pump(now, READS_PER_TURN, |event| {
             match event {
@@ -167,15 +177,22 @@ impl Publisher {
             }
             None
         });
+        sink.flush();
         *ask_from = sink.ask.take().or(*ask_from);
         if ended { Turn::Lost("its end has arrived".to_owned()) } else { turn }
     }
 
     /// Calls the stream with a sink, and remembers the replay that it asks for.
-    pub(super) fn with_stream(&mut self, shared: &Shared, call: impl FnOnce(&mut Stream, &mut Applier<'_>)) {
-        let Self { stream, totals, what, ask_from, .. } = self;
-        let mut sink = Applier { shared, what, totals, ask: None, turn: None };
+    pub(super) fn with_stream(
+        &mut self,
+        shared: &Shared,
+        intake: &mut Intake,
+        call: impl FnOnce(&mut Stream, &mut Applier<'_>),
+    ) {
+        let Self { stream, decoder, totals, what, ask_from, .. } = self;
+        let mut sink = Applier { shared, what, totals, decoder, intake, ask: None };
         call(stream, &mut sink);
+        sink.flush();
         *ask_from = sink.ask.take().or(*ask_from);
     }
 
@@ -213,16 +230,32 @@ pub(super) struct Applier<'a> {
     shared: &'a Shared,
     what: &'a Subscription,
     totals: &'a mut Totals,
+    decoder: &'a mut Decoder,
+    /// Messages that were passed on and are not applied yet. Nothing else is done to the knowledge before.
+    intake: &'a mut Intake,
     /// The replay that was asked for last.
     ask: Option<u64>,
-    /// The turn to write, over several messages until a reader waits.
-    turn: Option<RwLockWriteGuard<'a, Knowledge>>,
 }
 
 impl Applier<'_> {
+    /// Records what another Conductor knows, in turns between which readers come.
+    pub(super) fn adopt(&mut self, said: &Said) -> bool {
+        self.flush();
+        let mut step = 0;
+        while step < said.steps() {
+            let next = self.shared.knowledge.write().adopt(self.what.id, said, step, ADOPTED_PER_TURN);
+            let Some(next) = next else { return false };
+            step = next;
+        }
+        true
+    }
+
+    fn flush(&mut self) {
+        self.intake.apply(self.shared, self.what.id);
+    }
+
     /// A report of load, which SGLang publishes beside its events.
     fn load(&mut self, message: &Message<'_>) {
-        self.turn = None;
         let stat = message.part(2).and_then(|payload| decode_load(payload).ok());
         match stat {
             Some(stat) => {
@@ -237,21 +270,22 @@ impl Applier<'_> {
 impl Sink for Applier<'_> {
     fn apply(&mut self, _seq: u64, payload: &[u8]) -> bool {
         self.totals.bytes += payload.len() as u64;
-        let shared = self.shared;
-        if shared.knowledge.is_wanted() {
-            self.turn = None;
+        let readable = self.intake.decode(self.decoder, payload);
+        if self.intake.is_full() {
+            self.flush();
         }
-        self.turn.get_or_insert_with(|| shared.knowledge.write()).apply(self.what.id, payload)
+        readable
     }
 
     fn fence(&mut self, reason: FenceReason) {
         info!(publisher = self.what.name, %reason, "what a publisher said is forgotten");
-        self.turn = None;
+        self.flush();
+        self.decoder.restart();
         self.shared.knowledge.write().fence(self.what.id, reason);
     }
 
     fn serve(&mut self, served: bool) {
-        self.turn = None;
+        self.flush();
         self.shared.knowledge.write().serve(self.what.id, served);
         self.shared.serve(self.what.id, served);
     }

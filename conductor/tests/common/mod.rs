@@ -2,7 +2,9 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use conductor::{Conductor, ConductorHandle, Config, EngineConfig, Publisher};
@@ -132,6 +134,67 @@ pub(crate) fn post(addr: SocketAddr, path: &str, body: &Value) -> (u16, Value) {
 pub(crate) fn get(addr: SocketAddr, path: &str) -> (u16, Value) {
     let (status, text) = send(addr, "GET", path, "");
     (status, serde_json::from_str(&text).unwrap_or(Value::Null))
+}
+
+/// The body of an answer, as bytes.
+pub(crate) fn bytes(addr: SocketAddr, path: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    let head = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+    answer.split_off(head + 4)
+}
+
+/// What looks like another Conductor: `/digest` has one answer, everything else another one.
+pub(crate) struct Liar {
+    addr: SocketAddr,
+    asked: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Liar {
+    pub(crate) fn start(digest: String, lie: Vec<u8>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (asked, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, stopped) = (Arc::clone(&asked), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if stopped.load(Ordering::Relaxed) {
+                    return;
+                }
+                let Ok(mut stream) = stream else { continue };
+                let mut request = [0; 4096];
+                let len = stream.read(&mut request).unwrap_or_default();
+                let is_digest = request[..len].starts_with(b"GET /digest");
+                let body = if is_digest { digest.as_bytes() } else { &lie };
+                let head =
+                    format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+                let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+                count.fetch_add(u64::from(!is_digest), Ordering::Relaxed);
+            }
+        });
+        Self { addr, asked, stop }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// How often something else than the digest was asked for.
+    pub(crate) fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Liar {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(self.addr);
+    }
 }
 
 /// Tokens of the prompt that an instance has, by `/query`.

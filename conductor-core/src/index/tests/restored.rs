@@ -126,40 +126,45 @@ proptest! {
 }
 
 #[test]
-fn what_differs_is_found_by_bucket_and_brought_over() {
-    let (tree, ours) = filled();
-    let (owner, theirs_id) = (OwnerId(3), OwnerId(1000));
-    let mut theirs = Index::new(IndexLimits::default());
-    let mut random = Random(77);
-    for _ in 0..40 {
-        theirs.stored(theirs_id, None, &tree.keys(&tree.path(random.below(400))));
-        theirs.stored(B, None, &tree.keys(&tree.path(random.below(400))));
-    }
-    assert_ne!(ours.digest(owner), theirs.digest(theirs_id));
-    let (mut here, mut there) = ([Digest::default(); BUCKETS], [Digest::default(); BUCKETS]);
-    ours.bucket_digests(owner, &mut here);
-    theirs.bucket_digests(theirs_id, &mut there);
-    let (mut given, mut had) = (Vec::new(), Vec::new());
-    for bucket in (0..BUCKETS).filter(|bucket| here[*bucket] != there[*bucket]) {
-        ours.bucket(owner, bucket, &mut given);
-        theirs.bucket(theirs_id, bucket, &mut had);
-        assert_eq!(given.len() as u64, here[bucket].blocks, "every block has its parent");
-        let surplus: Vec<_> =
-            had.iter().filter(|entry| !given.contains(entry)).map(|entry| entry.key).collect();
-        theirs.removed(theirs_id, &surplus);
-        assert_eq!(theirs.adopt(theirs_id, &given).refused, 0);
+fn what_an_owner_has_is_brought_over_and_behaves_alike() {
+    let (tree, mut ours) = filled();
+    for owner in (0..300).step_by(3).map(OwnerId) {
+        let theirs_id = OwnerId(owner.0 + 1000);
+        let mut theirs = Index::new(IndexLimits::default());
+        let mut random = Random(77 + u64::from(owner.0));
+        for _ in 0..10 {
+            theirs.stored(B, None, &tree.keys(&tree.path(random.below(400))));
+        }
+        let mut blocks = Vec::new();
+        ours.blocks_of(owner, &mut blocks);
+        assert!(blocks.is_sorted(), "by depth");
+        assert_eq!(theirs.adopt(theirs_id, &blocks).refused, 0);
         theirs.validate();
-    }
-    assert_eq!(ours.digest(owner), theirs.digest(theirs_id));
-    sweep_all(&mut theirs);
-    assert_eq!(theirs.is_holey(theirs_id), ours.is_holey(owner));
-    for block in 0..400 {
-        let path = tree.keys(&tree.path(block));
-        assert_eq!(theirs.matched(theirs_id, &path), ours.matched(owner, &path));
-        let of = |index: &Index, owner: OwnerId| {
-            matches(index, &path).into_iter().find(|found| found.0 == owner.0).map(|found| found.1)
-        };
-        assert_eq!(of(&theirs, theirs_id), of(&ours, owner));
+        assert_eq!(ours.digest(owner), theirs.digest(theirs_id), "every block has its parent");
+        assert!(ours.is_holey(owner) || !theirs.is_holey(theirs_id), "no hole is made");
+        sweep_all(&mut theirs);
+        sweep_all(&mut ours);
+        assert_eq!(theirs.is_holey(theirs_id), ours.is_holey(owner));
+        // From now on both are told the same.
+        for round in 0..20 {
+            let path = tree.keys(&tree.path(random.below(400)));
+            let from = random.below(path.len());
+            if round % 2 == 0 {
+                ours.stored(owner, None, &path);
+                theirs.stored(theirs_id, None, &path);
+            } else {
+                ours.removed(owner, &path[from..=from]);
+                theirs.removed(theirs_id, &path[from..=from]);
+            }
+            theirs.validate();
+            for block in 0..400 {
+                let path = tree.keys(&tree.path(block));
+                let of = |index: &Index, owner: OwnerId| {
+                    matches(index, &path).into_iter().find(|found| found.0 == owner.0).map(|found| found.1)
+                };
+                assert_eq!(of(&theirs, theirs_id), of(&ours, owner));
+            }
+        }
     }
 }
 
@@ -168,7 +173,7 @@ fn entries_that_contradict_are_refused() {
     let mut index = Index::new(IndexLimits::default());
     let chain = keys(1..10);
     index.stored(A, None, &chain);
-    let entry = |depth, key, parent| BucketEntry { depth, key, parent };
+    let entry = |depth, key, parent| HeldBlock { depth, key, parent };
     let entries = [
         entry(0, chain[0], Some(chain[1])),
         entry(3, chain[3], None),
