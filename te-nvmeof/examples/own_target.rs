@@ -1,6 +1,6 @@
 //! A target and an initiator in one process: 64 MiB are written in slices of 1 MiB and read back.
 //!
-//! `cargo run --release -p te-nvmeof --example loopback`
+//! `cargo run --release -p te-nvmeof --example own_target`
 
 use std::time::Instant as Clock;
 
