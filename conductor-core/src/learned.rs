@@ -127,7 +127,7 @@ impl Learned {
         Learnt::New
     }
 
-    /// Reads where up to [`TOUCHED`] hashes are, which are about to be looked up.
+    /// Lets the processor fetch where up to [`TOUCHED`] hashes are, which are about to be looked up.
     #[inline]
     pub(crate) fn touch(&self, hashes: &[EngineHash]) {
         let mut spread_hashes = [0; TOUCHED];

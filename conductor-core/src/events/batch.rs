@@ -86,6 +86,7 @@ pub(super) struct Record {
     pub(super) extra: Part,
     pub(super) parent: Option<EngineHash>,
     pub(super) group: Option<u32>,
+    pub(super) looks_ahead: bool,
     pub(super) lora: Option<Part>,
     pub(super) salt: Option<Part>,
     pub(super) source: SourceParts,
@@ -175,6 +176,7 @@ impl Batch {
                 extra: Extra {
                     ends: &self.ends[record.ends.range()],
                     bytes: &self.bytes[record.extra.range()],
+                    looks_ahead: record.looks_ahead,
                 },
                 tier: record.tier,
                 group: record.group,

@@ -179,7 +179,11 @@ fn sglang(writer: &mut Writer<'_>, event: &Event<'_>) {
                 None => writer.nil(),
             }
             writer.text("token_ids");
-            tokens(writer, stored.tokens);
+            if stored.extra.looks_ahead() {
+                pairs(writer, stored.tokens);
+            } else {
+                tokens(writer, stored.tokens);
+            }
             writer.text("block_size");
             writer.unsigned(u64::from(stored.block_tokens));
             writer.text("lora_id");
@@ -338,6 +342,17 @@ fn tokens(writer: &mut Writer<'_>, tokens: &[u32]) {
     }
 }
 
+/// Each token with the one behind it; behind the last one comes 0.
+fn pairs(writer: &mut Writer<'_>, tokens: &[u32]) {
+    writer.array(tokens.len());
+    let behind = tokens.iter().skip(1).chain(core::iter::once(&0));
+    for (token, behind) in tokens.iter().zip(behind) {
+        writer.array(2);
+        writer.unsigned(u64::from(*token));
+        writer.unsigned(u64::from(*behind));
+    }
+}
+
 fn text_or_nil(writer: &mut Writer<'_>, text: Option<&str>) {
     match text {
         Some(text) => writer.text(text),
@@ -437,6 +452,6 @@ impl<'a> Extra<'a> {
             }
             start = end as usize;
         }
-        (start == bytes.len()).then_some(Self { ends, bytes })
+        (start == bytes.len()).then_some(Self { ends, bytes, looks_ahead: false })
     }
 }

@@ -94,6 +94,7 @@ enum Field {
     Object,
     ConnectorHash,
     BaseBlock,
+    Lookahead,
     Ignored,
 }
 
@@ -137,6 +138,7 @@ fn field(name: &[u8]) -> Field {
         b"object_key" => Field::Object,
         b"connector_block_hash" => Field::ConnectorHash,
         b"base_block_idx" => Field::BaseBlock,
+        b"lookahead_token_ids" => Field::Lookahead,
         _ => Field::Ignored,
     }
 }
@@ -157,6 +159,7 @@ pub(super) struct Draft<'a> {
     remote: bool,
     group: Option<u32>,
     whole: Option<bool>,
+    looks_ahead: bool,
     lora: Option<Part>,
     salt: Option<Part>,
     /// The extra keys as they are in the payload, if a block has any. Read when the adapter's name is known.
@@ -182,6 +185,7 @@ impl<'a> Draft<'a> {
             remote: false,
             group: None,
             whole: None,
+            looks_ahead: false,
             lora: None,
             salt: None,
             extra_keys: None,
@@ -264,6 +268,12 @@ impl<'a> Draft<'a> {
                 self.connector_hash = object::digest(text);
             }
             Field::BaseBlock => self.source.base_block = Some(small(reader)?),
+            Field::Lookahead => {
+                let start = *reader;
+                self.looks_ahead |= reader.array().is_ok_and(|tokens| tokens > 0);
+                *reader = start;
+                reader.skip()?;
+            }
             Field::Ignored => reader.skip()?,
         }
         Ok(())
@@ -300,7 +310,7 @@ impl<'a> Draft<'a> {
         eight.map(|eight| EngineHash(u64::from_be_bytes(*eight))).ok_or(Skip::Malformed)
     }
 
-    fn tokens(&self, reader: &mut Reader<'_>, into: &mut Batch) -> Read<Part> {
+    fn tokens(&mut self, reader: &mut Reader<'_>, into: &mut Batch) -> Read<Part> {
         let count = reader.array()?;
         let start = into.tokens.len();
         let pairs = count > 0 && reader.marker()? == 0x92;
@@ -309,7 +319,8 @@ impl<'a> Draft<'a> {
             return Ok(Part::behind(start, into.tokens.len()));
         }
         // SGLang with a drafter (EAGLE): each token with the one behind it. The first of each pair is the
-        // prompt.
+        // prompt, and the second of the last one the token behind the event's blocks.
+        self.looks_ahead = true;
         for _ in 0..count {
             if reader.array()? != 2 {
                 return Err(Skip::Malformed);
@@ -361,6 +372,7 @@ impl<'a> Draft<'a> {
             extra: Part::default(),
             parent: None,
             group: None,
+            looks_ahead: self.looks_ahead,
             lora: None,
             salt: None,
             source: self.source,

@@ -119,9 +119,23 @@ pub struct Extra<'a> {
     /// Where each block's bytes end in `bytes`. Empty if no block has any.
     ends: &'a [u32],
     bytes: &'a [u8],
+    looks_ahead: bool,
 }
 
 impl<'a> Extra<'a> {
+    /// Without extra keys, of an engine that [looks ahead](Self::looks_ahead).
+    #[must_use]
+    pub const fn ahead() -> Self {
+        Self { ends: &[], bytes: &[], looks_ahead: true }
+    }
+
+    /// Whether the token behind a block decides its content, too, as with a drafter (EAGLE, MTP). Which one
+    /// it is, is not part of the event's blocks.
+    #[must_use]
+    pub const fn looks_ahead(&self) -> bool {
+        self.looks_ahead
+    }
+
     /// The bytes of a block, counted from the event's first; empty if it has none.
     #[must_use]
     pub fn of(&self, block: usize) -> &'a [u8] {

@@ -145,7 +145,7 @@ impl Refusal {
 /// Children of a block that are looked at when it is removed. Of a block with more it is not found out
 /// whether the owner keeps one: the owner counts as holey.
 const CHILDREN_SEARCHED: usize = 4096;
-/// Blocks whose places in the table are read at the same time.
+/// Blocks whose places in the table are fetched at the same time.
 pub(crate) const TOUCHED: usize = 16;
 
 /// The blocks of one context and their owners. See the [module](self).

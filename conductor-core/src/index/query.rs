@@ -12,7 +12,14 @@ struct Piece {
     low_set: SetId,
     high: usize,
     high_set: SetId,
+    /// Blocks of pieces whose middle was not fetched yet; longer ones were.
+    fetched: usize,
 }
+
+/// Steps of a gallop whose blocks are fetched at the same time.
+const GALLOPED: usize = 6;
+/// Parts of a piece between which blocks are fetched at the same time: three halvings.
+const PARTS: usize = 8;
 
 /// Halvings of a chain of 2^32 blocks, and one.
 const PIECES: usize = 33;
@@ -78,6 +85,13 @@ impl Index {
         }
     }
 
+    /// Lets the processor fetch where some blocks are.
+    #[inline]
+    fn fetch<const N: usize>(&self, keys: &[BlockKey], at: impl Fn(usize) -> usize) {
+        let hashes: [u64; N] = core::array::from_fn(|n| spread(keys[at(n)].0));
+        self.table.touch(&hashes);
+    }
+
     /// Whether the same regular owners are in both sets, of which `later` has no other ones.
     #[inline]
     fn same(&self, earlier: SetId, later: SetId) -> bool {
@@ -92,11 +106,18 @@ impl Index {
         let regular = self.seats.regular();
         let (mut low, mut low_set, mut step) = (0, first_set, 1);
         let last = keys.len() - 1;
+        let mut steps = 0;
         while low < last && self.holders.any(low_set, regular) {
+            if steps % GALLOPED == 0 {
+                // Steps double, so that the next ones are at the beginning and twice, four times, ... `step`.
+                let ahead = |at: usize| last.min(low + (step << (at + 1)) - step);
+                self.fetch::<GALLOPED>(keys, ahead);
+            }
+            steps += 1;
             let high = last.min(low + step);
             let high_set = self.set_at(high, keys[high]);
             if !self.same(low_set, high_set) {
-                self.bisect(keys, Piece { low, low_set, high, high_set }, out);
+                self.bisect(keys, Piece { low, low_set, high, high_set, fetched: high - low }, out);
             }
             (low, low_set) = (high, high_set);
             step *= 2;
@@ -109,21 +130,25 @@ impl Index {
         let mut waiting = 0;
         let mut piece = piece;
         loop {
-            let Piece { low, low_set, high, high_set } = piece;
+            let Piece { low, low_set, high, high_set, mut fetched } = piece;
+            if high - low > 1 && high - low <= fetched {
+                fetched = (high - low) / PARTS;
+                self.fetch::<{ PARTS - 1 }>(keys, |at| low + (high - low) * (at + 1) / PARTS);
+            }
             if high - low == 1 {
                 self.holders
                     .each_not_in(low_set, high_set, self.seats.regular(), |seat| self.found(seat, high, out));
             } else {
                 let middle = low + (high - low) / 2;
                 let middle_set = self.set_at(middle, keys[middle]);
-                let right = Piece { low: middle, low_set: middle_set, high, high_set };
+                let right = Piece { low: middle, low_set: middle_set, high, high_set, fetched };
                 let (in_left, in_right) = (!self.same(low_set, middle_set), !self.same(middle_set, high_set));
                 if in_left {
                     if in_right && let Some(place) = pieces.get_mut(waiting) {
                         *place = right;
                         waiting += 1;
                     }
-                    piece = Piece { low, low_set, high: middle, high_set: middle_set };
+                    piece = Piece { low, low_set, high: middle, high_set: middle_set, fetched };
                     continue;
                 }
                 if in_right {

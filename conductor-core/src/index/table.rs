@@ -68,6 +68,21 @@ pub(crate) struct At {
     index: usize,
 }
 
+/// Asks for the cache line at which a value begins.
+#[inline]
+#[allow(unsafe_code, reason = "the instruction takes an address")]
+fn prefetch<T>(value: &T) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: every x86-64 has the instruction; it has no effect but on caches, and does not fault.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(value).cast()) };
+    }
+    // Elsewhere a plain read does it, with less room for others under way.
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    core::hint::black_box(value);
+}
+
 /// Slots between a hash's home and its place. Beyond it insertion is refused, so that keys made to collide
 /// cost a bounded time.
 const DISPLACEMENT_MAX: usize = 4096;
@@ -218,19 +233,17 @@ impl<S: Slot> Table<S> {
         if slot.hash() == hash && !slot.vacant() { Ok(at) } else { Err(Some(at)) }
     }
 
-    /// Reads the homes of hashes that are about to be looked up: these reads do not wait for each other,
-    /// while those of look-ups do.
+    /// Lets the processor fetch the homes of hashes that are about to be looked up: these reads do not wait
+    /// for each other, while those of look-ups do.
     #[inline]
     pub(crate) fn touch(&self, hashes: &[u64]) {
-        let mut read = 0;
         for hash in hashes {
             let of = &self.segments[segment_of(*hash)];
             let home = of.home(*hash);
             for index in [home, home + TOUCHED_AHEAD] {
-                read ^= of.slots.get(index).map_or(0, Slot::hash);
+                of.slots.get(index).into_iter().for_each(prefetch);
             }
         }
-        core::hint::black_box(read);
     }
 
     /// The slot with this hash, which was at `hint` a while ago.

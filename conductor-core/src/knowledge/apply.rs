@@ -110,6 +110,7 @@ pub(super) fn rank_of(
         instance: publisher.instance,
         dp_rank,
         served: publisher.served,
+        looks_ahead: false,
         tiers: Default::default(),
     });
     publisher.ranks.push((context, dp_rank, at));
@@ -154,6 +155,11 @@ pub(super) fn apply_stored(
     if stored.tokens.is_empty() {
         return join(publisher, state, rank, owner, stored, keys);
     }
+    if stored.extra.looks_ahead()
+        && let Some(Some(rank)) = state.ranks.get_mut(rank as usize)
+    {
+        rank.looks_ahead = true;
+    }
     let parent = match stored.parent.map(|hash| state.key_of(hash, rank)) {
         Some(None) => {
             publisher.counters.orphans += stored.hashes.len() as u64;
@@ -166,9 +172,11 @@ pub(super) fn apply_stored(
         None => Chain::new(&root_of(publisher, settings.seed, stored)),
     };
     let blocks = stored.hashes.iter().zip(stored.tokens.chunks_exact(block_tokens as usize));
+    let mut ahead = stored.hashes.chunks(TOUCHED);
+    ahead.next().into_iter().for_each(|hashes| state.learned.touch(hashes));
     for (i, (hash, tokens)) in blocks.enumerate() {
         if i % TOUCHED == 0 {
-            state.learned.touch(&stored.hashes[i..stored.hashes.len().min(i + TOUCHED)]);
+            ahead.next().into_iter().for_each(|hashes| state.learned.touch(hashes));
         }
         let key = chain.push_with(tokens, stored.extra.of(i));
         // A block whose hash is not known could never be removed.

@@ -27,6 +27,8 @@ pub(super) struct Rank {
     pub(super) instance: InstanceId,
     pub(super) dp_rank: u32,
     pub(super) served: bool,
+    /// Its blocks depend on the token behind them, which their keys do not have.
+    pub(super) looks_ahead: bool,
     /// Per tier, an owner per attention group.
     pub(super) tiers: [Vec<(u32, OwnerId)>; Tier::ALL.len()],
 }

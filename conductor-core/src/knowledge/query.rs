@@ -86,6 +86,10 @@ fn matched(state: &ContextState, rank: &Rank, keys: &[BlockKey], blocks: &[u32])
         }
         counts[i] = together;
     }
+    if rank.looks_ahead {
+        // Of each block but the last one, the block behind it shows that the token behind it is the prompt's.
+        counts = counts.map(|blocks| blocks.saturating_sub(1));
+    }
     let [gpu, cpu, disk] = counts;
     RankMatch { instance: rank.instance, dp_rank: rank.dp_rank, gpu, cpu, disk }
 }

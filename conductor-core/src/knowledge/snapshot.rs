@@ -24,7 +24,7 @@ use super::context::{ContextState, Owner, Rank};
 use super::{Counters, Instance, Knowledge, Publisher, PublisherId, Registration, Role, Settings};
 
 const MAGIC: [u8; 8] = *b"snowknow";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Objects of a block of a store.
 const OBJECTS_MAX: u32 = 64;
 
@@ -266,6 +266,7 @@ fn put_context(out: &mut Vec<u8>, state: &ContextState) {
         out.push(1);
         put_u32(out, rank.instance.0);
         put_u32(out, rank.dp_rank);
+        out.push(u8::from(rank.looks_ahead));
         for groups in &rank.tiers {
             put_len(out, groups.len());
             for (group, owner) in groups {
@@ -336,7 +337,8 @@ fn rank_of(
     if instance.0 as usize >= instances {
         return Err(SnapshotError::Invalid("a rank's instance"));
     }
-    let mut rank = Rank { instance, dp_rank, served: false, tiers: Default::default() };
+    let looks_ahead = u8_of(read)? != 0;
+    let mut rank = Rank { instance, dp_rank, served: false, looks_ahead, tiers: Default::default() };
     for tier in Tier::ALL {
         for _ in 0..len_of(read, 8)? {
             let (group, owner) = (u32_of(read)?, u32_of(read)?);

@@ -48,7 +48,8 @@ fn hashes(numbers: &[u64]) -> Vec<EngineHash> {
 fn say(knowledge: &mut Knowledge, id: PublisherId, events: &[Event<'_>]) -> bool {
     let layout = match knowledge.publishers[&id].registration.dialect {
         Dialect::Mooncake => Layout::Mooncake,
-        _ => Layout::VllmMaps,
+        Dialect::Sglang => Layout::Sglang,
+        Dialect::Vllm => Layout::VllmMaps,
     };
     let mut payload = Vec::new();
     encode(layout, 1.0, None, events, &mut payload);
@@ -555,4 +556,93 @@ fn a_snapshot_does_not_move_a_publisher_to_another_tenant_or_number() {
         knowledge.contexts[0].ranks.resize_with(publishers_max * ranks_per_publisher_max + 1, || None);
     };
     assert_eq!(forge(places), Err(SnapshotError::Full("publishers_max")));
+}
+
+/// Where the stream of a publisher is.
+const POSITION: crate::stream::Position = crate::stream::Position { begin: 0, next: 7, digest: 9 };
+
+#[test]
+fn the_last_block_of_an_engine_that_looks_ahead_does_not_count() {
+    let drafts = Registration { dialect: Dialect::Sglang, ..engine("a", 0) };
+    let (mut knowledge, ids) = knowing(&[drafts]);
+    let prompt = prompt();
+    // The token behind the third block is not the prompt's; the events' blocks do not have it.
+    let (first, all) = (hashes(&[1]), hashes(&[1, 2, 3]));
+    let ahead = |hashes, tokens| Stored { extra: Extra::ahead(), ..stored(hashes, None, tokens, Tier::Gpu) };
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(ahead(&first, &prompt[..2]))]));
+    assert_eq!(ask(&knowledge).instances, [], "nothing shows that the token behind it is the prompt's");
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(ahead(&all, &prompt[..6]))]));
+    assert_eq!(matched(&knowledge).0, [2; 3]);
+    // Tiers count together: one block less in all.
+    let below = Stored { tier: Tier::Cpu, parent: Some(EngineHash(3)), ..ahead(&all[..0], &[]) };
+    let more = hashes(&[4, 5]);
+    let below = Stored { hashes: &more, tokens: &prompt[6..10], block_tokens: BLOCK_TOKENS, ..below };
+    assert!(say(&mut knowledge, ids[0], &[Event::Stored(below)]));
+    assert_eq!(matched(&knowledge).0, [2, 4, 4]);
+    // A snapshot and another Conductor know it, too.
+    let mut bytes = Vec::new();
+    knowledge.snapshot(|_| Some(POSITION), &mut bytes);
+    let (mut restored, _) = Knowledge::restore(&bytes, Settings::default()).unwrap();
+    restored.serve(ids[0], true);
+    assert_eq!(matched(&restored).0, [2, 4, 4]);
+    let said = knowledge.said_by(ids[0], POSITION).unwrap();
+    let drafts = Registration { dialect: Dialect::Sglang, ..engine("a", 0) };
+    let (mut other, others) = knowing(&[engine("b", 0), drafts]);
+    assert_eq!(other.adopt(others[1], &said, 0, usize::MAX), Some(said.steps()));
+    assert_eq!(matched(&other).0, [2, 4, 4]);
+}
+
+#[test]
+fn what_one_publisher_said_is_handed_over_and_damage_is_refused() {
+    let (mut knowledge, ids) = knowing(&[engine("a", 0), engine("b", 1), store(1)]);
+    store_blocks(&mut knowledge, ids[0], &[1, 2, 3], 0, Tier::Gpu);
+    store_blocks(&mut knowledge, ids[0], &[1, 2], 0, Tier::Cpu);
+    store_blocks(&mut knowledge, ids[1], &[51, 52, 53, 54], 0, Tier::Gpu);
+    assert_eq!(knowledge.said_by(ids[2], POSITION), None, "a store tells everything itself");
+    assert_eq!(knowledge.said_by(PublisherId(9), POSITION), None);
+    let said = knowledge.said_by(ids[0], POSITION).unwrap();
+    let mut bytes = Vec::new();
+    said.write(&mut bytes);
+    assert_eq!(Said::read(&bytes).as_ref(), Ok(&said));
+    assert_eq!((said.position(), said.registration()), (POSITION, &engine("a", 0)));
+    for at in 0..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1 << (at % 8);
+        assert!(Said::read(&damaged).is_err(), "byte {at}");
+        assert!(Said::read(&bytes[..at]).is_err(), "{at} bytes");
+    }
+    // With a right checksum: no panic, and no huge allocation.
+    let end = bytes.len() - 8;
+    for at in 12..end - 3 {
+        for word in [0, 1, 0x7f, u32::MAX] {
+            let mut forged = bytes.clone();
+            forged[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            let checksum = xxhash_rust::xxh3::xxh3_64(&forged[..end]);
+            forged[end..].copy_from_slice(&checksum.to_le_bytes());
+            if let Ok(forged) = Said::read(&forged) {
+                let (mut other, others) = knowing(&[engine("a", 0)]);
+                other.adopt(others[0], &forged, 0, usize::MAX);
+                ask(&other);
+            }
+        }
+    }
+    // In steps, beside what others said; then it goes on like its own.
+    let (mut other, others) = knowing(&[engine("b", 1), engine("a", 0)]);
+    store_blocks(&mut other, others[0], &[51], 0, Tier::Gpu);
+    let mut step = 0;
+    while step < said.steps() {
+        step = other.adopt(others[1], &said, step, 2).unwrap();
+    }
+    let of_a = |matches: &Matches| matches.ranks.iter().find(|rank| rank.dp_rank == 0).copied();
+    let counts = |rank: Option<RankMatch>| rank.map(|rank| [rank.gpu, rank.cpu, rank.disk]);
+    assert_eq!(counts(of_a(&ask(&other))), Some([3; 3]));
+    remove(&mut other, others[1], &[3], Tier::Gpu);
+    assert_eq!(counts(of_a(&ask(&other))), Some([2; 3]));
+    assert_eq!(other.adopt(others[0], &said, 0, 9), None, "of another publisher");
+    let mut seeded = Knowledge::new(Settings { seed: 1, ..Settings::default() });
+    let id = seeded.register(engine("a", 0)).unwrap();
+    assert_eq!(seeded.adopt(id, &said, 0, 9), None, "keys of another seed");
+    let mut small = Knowledge::new(Settings { learned_max: 2, ..Settings::default() });
+    let id = small.register(engine("a", 0)).unwrap();
+    assert_eq!(small.adopt(id, &said, 0, 9), None, "more than the limits allow");
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   magic · version · seed · registration · position: begin, next, digest
 //!   · learnt hashes n u64, then n times hash u64, key u64
-//!   · owners n u32, then n times rank u32, tier u8, group u32, blocks m u64, then m times
+//!   · owners n u32, then n times rank u32, looks ahead u8, tier u8, group u32, blocks m u64, then m times
 //!       depth u32, key u64, and key of the block before it u64 unless the depth is 0
 //!   · checksum: XXH3-64 of everything before
 //! ```
@@ -46,6 +46,7 @@ pub struct Said {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SaidOwner {
     dp_rank: u32,
+    looks_ahead: bool,
     tier: Tier,
     group: u32,
     blocks: Vec<HeldBlock>,
@@ -98,6 +99,7 @@ impl Said {
         put_len(out, self.owners.len());
         for owner in &self.owners {
             put_u32(out, owner.dp_rank);
+            out.push(u8::from(owner.looks_ahead));
             out.push(owner.tier as u8);
             put_u32(out, owner.group);
             put_u64(out, owner.blocks.len() as u64);
@@ -136,8 +138,9 @@ impl Said {
         }
         let known: HashSet<BlockKey, FixedState> = pairs.iter().map(|(_, key)| *key).collect();
         let mut owners = Vec::new();
-        for _ in 0..len_of(read, 17)? {
-            let (dp_rank, tier, group) = (u32_of(read)?, usize::from(u8_of(read)?), u32_of(read)?);
+        for _ in 0..len_of(read, 18)? {
+            let (dp_rank, looks_ahead) = (u32_of(read)?, u8_of(read)? != 0);
+            let (tier, group) = (usize::from(u8_of(read)?), u32_of(read)?);
             let tier = *Tier::ALL.get(tier).ok_or(SnapshotError::Invalid("a tier"))?;
             let mut blocks = Vec::with_capacity(many_of(read, 12)?);
             for _ in 0..blocks.capacity() {
@@ -151,7 +154,7 @@ impl Said {
             if !blocks.is_sorted() {
                 return Err(SnapshotError::Invalid("the order of blocks"));
             }
-            owners.push(SaidOwner { dp_rank, tier, group, blocks });
+            owners.push(SaidOwner { dp_rank, looks_ahead, tier, group, blocks });
         }
         if !read.is_empty() {
             return Err(SnapshotError::Invalid("bytes follow its end"));
@@ -185,7 +188,8 @@ impl Knowledge {
                     let mut blocks = Vec::new();
                     state.index.blocks_of(*owner, &mut blocks);
                     if !blocks.is_empty() {
-                        owners.push(SaidOwner { dp_rank: *dp_rank, tier, group: *group, blocks });
+                        let (dp_rank, group, looks_ahead) = (*dp_rank, *group, rank.looks_ahead);
+                        owners.push(SaidOwner { dp_rank, looks_ahead, tier, group, blocks });
                     }
                 }
             }
@@ -223,6 +227,9 @@ impl Knowledge {
             if begin < behind {
                 let ranks_max = self.settings.ranks_per_publisher_max;
                 let rank = rank_of(publisher, state, context, owner.dp_rank, ranks_max)?;
+                if let Some(Some(rank)) = state.ranks.get_mut(rank as usize) {
+                    rank.looks_ahead |= owner.looks_ahead;
+                }
                 let at = state.owner_or_new(rank, owner.tier, owner.group, self.settings.groups_max)?;
                 state.index.adopt(at, &owner.blocks[begin - first..behind - first]);
             }

@@ -255,6 +255,9 @@ async fn generate(engine: &Arc<Shared>, request: Asked, is_chat: bool) -> Answer
         return Err(bad(format!("prompt and output have {whole} tokens: send from 1 + 1 to {most}")));
     }
     let kv = handover(engine, &fields, tokens.len()).await?;
+    // A prefill engine of SGLang gets the whole request and computes the prompt only.
+    let is_in_room = matches!(kv, Kv::Held(number) if number & ROOM != 0);
+    let output_tokens = if is_in_room { 1 } else { output_tokens };
     let (out, outputs) = unbounded_channel();
     let prompt_tokens = tokens.len();
     let root = Root { lora: None, salt: fields.cache_salt.as_deref().map(Arc::from) };

@@ -175,6 +175,12 @@ impl MockEngine {
         (load.prefilled_total, load.reused_total)
     }
 
+    /// Tokens that were generated since its start.
+    #[must_use]
+    pub fn output_tokens(&self) -> u64 {
+        self.shared.with_batch(|batch| batch.load()).generated_total
+    }
+
     /// Requests that were accepted since its start, and those that run or wait now.
     #[must_use]
     pub fn requests(&self) -> (u64, u32) {

@@ -1,5 +1,6 @@
 //! The state machine, case by case. Random faults are in `tests/streams`.
 
+mod adopt;
 mod snapshots;
 
 use alloc::vec;
