@@ -46,9 +46,10 @@ pub struct Config {
     /// How often the file is written, seconds, at least 1. It is written when the Conductor stops, too.
     /// Default 60.
     pub snapshot_s: u32,
-    /// HTTP address of a second Conductor with the same engines, `host:port`. Digests are compared with it,
-    /// and what differs unchanged in three comparisons is read anew from its engine, here. Empty: this
-    /// Conductor is alone. Default empty.
+    /// HTTP address of a second Conductor with the same engines, `host:port`. Digests are compared with it.
+    /// What an engine said before this Conductor heard it is fetched from there (with the admin secret, if
+    /// there is one), and goes on with the engine's own messages; what differs otherwise, unchanged in
+    /// several comparisons, is read anew from its engine. Empty: this Conductor is alone. Default empty.
     pub peer: String,
     /// How often digests are compared, milliseconds, at least 100. Default 2,000.
     pub peer_ms: u32,

@@ -1,8 +1,8 @@
 //! What one index says of an owner to another index of the same context.
 //!
-//! [`Index::blocks_of`] lists the blocks of an owner with the blocks before them, [`Index::adopt`] records such
-//! a list. Neither knows when the list was true: whoever brings it over has to tie it to a position in the
-//! owner's stream ([`Stream::adopt`](crate::stream::Stream::adopt)).
+//! [`Index::blocks_of`] lists the blocks of an owner with the blocks before them, [`Index::adopt`] records
+//! such a list. Neither knows when the list was true: the caller has to tie it to a position in the owner's
+//! stream ([`Stream::adopt`](crate::stream::Stream::adopt)).
 
 use alloc::vec::Vec;
 

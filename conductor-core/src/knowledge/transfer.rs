@@ -9,9 +9,9 @@
 //! ```
 //!
 //! Numbers are little-endian. The position is part of it, because without it the blocks would mean nothing:
-//! [`Stream::adopt`](crate::stream::Stream::adopt) shows that it is one of the publisher's present run, and goes
-//! on behind it. The bytes are trusted as far as the other Conductor is: a checksum does not show that it tells
-//! the truth about blocks.
+//! [`Stream::adopt`](crate::stream::Stream::adopt) shows that it is one of the publisher's present run, and
+//! goes on behind it. The bytes are trusted as far as the other Conductor is: a checksum does not show that
+//! it tells the truth about blocks.
 
 use alloc::vec::Vec;
 
@@ -203,8 +203,9 @@ impl Knowledge {
 
     /// Records `budget` steps of what a publisher said to another Conductor, from the step `from` on; returns
     /// the next step, which is [`Said::steps`] at the end. What it had said here has to be forgotten before
-    /// ([`Knowledge::fence`]), and it must not be served before the end. None: it is of another publisher, or a
-    /// limit was reached. Then a part of it may be recorded, and has to be forgotten.
+    /// ([`Knowledge::fence`]), and until the end nothing else is to be called that changes what is known.
+    /// None: it is of another publisher, or a limit was reached. Then a part of it may be recorded, and has
+    /// to be forgotten.
     pub fn adopt(&mut self, id: PublisherId, said: &Said, from: usize, budget: usize) -> Option<usize> {
         let publisher = self.publishers.get_mut(&id)?;
         if publisher.registration != said.registration || self.settings.seed != said.seed {

@@ -6,10 +6,10 @@
 //!   then     0 ───────────────────────── n-1 ─ n ─ n+1
 //! ```
 //!
-//! A message is the link: with the number and the digest of the last message that the other one applied, it is
-//! known of which run that is and where it ends. A publisher with replays is asked for it, as after a restart
-//! with a snapshot, and its blocks are not served before it has answered. Of one without replays the message
-//! has to have arrived here: those that follow are held from [`Stream::prepare`] on.
+//! A message is the link: with the number and the digest of the last message that the other one applied, it
+//! is known of which run that is and where it ends. A publisher with replays is asked for it, as after a
+//! restart with a snapshot, and its blocks are not served before it has answered. Of one without replays the
+//! message has to have arrived here: those that follow are held from [`Stream::prepare`] on.
 
 use te_core::Instant;
 
@@ -31,8 +31,8 @@ impl Stream {
         is_live
     }
 
-    /// Offers what another Conductor knows, up to `position`. `take` records it, after what was known has been
-    /// forgotten, and returns whether it could.
+    /// Offers what another Conductor knows, up to `position`. `take` records it, after what was known has
+    /// been forgotten, and returns whether it could.
     pub fn adopt<S: Sink>(
         &mut self,
         now: Instant,

@@ -1,5 +1,5 @@
-//! Random histories of engines, over networks that lose, repeat and reorder messages and cut connections, with
-//! two Conductors that tell each other what they know: what a Conductor answers never exceeds what the
+//! Random histories of engines, over networks that lose, repeat and reorder messages and cut connections,
+//! with two Conductors that tell each other what they know: what a Conductor answers never exceeds what the
 //! publishers said up to the message that it got to, and is exactly that once it has recovered.
 #![allow(clippy::unwrap_used, reason = "a test that fails reports the line")]
 
