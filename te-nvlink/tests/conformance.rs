@@ -169,7 +169,7 @@ impl Harness for Gpus {
 
 fn open(fake: &Arc<Fake>, identity: u64, ends: Ends) -> Watched {
     let across_hosts = ends.is_across_hosts;
-    let host = across_hosts.then(|| [identity as u8; 16]);
+    let host = across_hosts.then_some([identity as u8; 16]);
     let config = Config { identity, inflight_max: 512, across_hosts, host, ..Config::default() };
     let transport = NvlinkTransport::new(config, fake.gpu(fake.config())).unwrap();
     let inner: Box<dyn Transport> = match ends.is_multi {
