@@ -1,5 +1,5 @@
-//! Disks of nodes that are exported as namespaces: clients read objects there, past the node. The target is our
-//! own, which serves the disk's file as it is mapped, or a copy of it.
+//! Disks of nodes that are exported as namespaces: clients read objects there, past the node. The target is
+//! our own, which serves the disk's file as it is mapped, or a copy of it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -97,6 +97,7 @@ impl Target {
         let thread = std::thread::spawn(move || {
             let (started, image) = (Instant::now(), image);
             while !stop.load(Ordering::Relaxed) {
+                // timing: a transport is driven by the time that it is told.
                 transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
                 std::thread::yield_now();
             }

@@ -131,6 +131,7 @@ impl Disks {
         let thread = std::thread::spawn(move || {
             let (started, shared) = (std::time::Instant::now(), shared);
             while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                // timing: a transport is driven by the time that it is told.
                 transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
                 std::thread::yield_now();
             }
