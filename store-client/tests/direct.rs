@@ -211,6 +211,7 @@ fn objects_on_an_exported_disk_are_read_past_its_node() {
         let counters = client.counters();
         assert!(counters.direct_hits >= 40, "{counters:?}");
         assert_eq!((counters.direct_hits, counters.direct_fallbacks), (counters.disk_hits, [0; 5]));
+        assert_eq!((counters.replica_failovers, counters.disk_misses), (0, 0));
         assert_eq!(node.stage().staged_total, before, "the node has read nothing for it");
         let text = client.metrics_text();
         assert!(text.contains(&format!("snowskin_client_direct_hits_total {}", counters.direct_hits)));

@@ -156,7 +156,10 @@ impl Client {
         if !self.get.handle_disk(transfer.id) {
             return false;
         }
-        self.read_exported(transfer, staging, service) || self.stage(transfer, staging, service, buffers)
+        if self.read_exported(transfer, staging, service) {
+            return false;
+        }
+        self.stage(transfer, staging, service, buffers)
     }
 
     /// As [`read_from_disk`](Self::read_from_disk), for a read that has its turn.
