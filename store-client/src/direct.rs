@@ -6,12 +6,12 @@
 //! ```
 //!
 //! A locator names an extent by its sequence, which is never used again, and the node knows where on the disk
-//! that extent is. What a reader has learned of that may be outdated by the time that it reads: the node gives
-//! extents up without asking readers whom it does not know. So a reader reads the image first and the first
-//! page of its extent afterwards. A node destroys that page durably before it asks the master to give an
-//! extent up, and writes to the extent only after the answer. With the disk's name, the slot and the sequence
-//! still on that page, the image was the extent's when it was read. Then it is verified as everything that is
-//! read: against the checksum that is bound to key and generation.
+//! that extent is. What a reader has learned of that may be outdated by the time that it reads: the node
+//! gives extents up without asking readers that it does not know. So a reader reads the image first and the
+//! first page of its extent afterwards. A node destroys that page durably before it asks the master to give
+//! an extent up, and writes to the extent only after the answer. With the disk's name, the slot and the
+//! sequence still on that page, the image was the extent's when it was read. Then it is verified as
+//! everything that is read: against the checksum that is bound to key and generation.
 //!
 //! Before the first read of a disk, its superblocks are read there and compared with what the node says.
 //! Whatever is wrong, the object is read through its node, and nothing is reported about it.
@@ -208,8 +208,8 @@ impl Drop for DirectReader {
     }
 }
 
-/// What readers are told about a disk that is exported. The namespace has to be the disk; that its target does
-/// not answer is logged, since readers find out themselves.
+/// What readers are told about a disk that is exported. The namespace has to be the disk; that its target
+/// does not answer is logged, since readers find out themselves.
 ///
 /// # Errors
 /// `NotExported`; the disk cannot be read.

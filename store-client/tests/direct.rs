@@ -1,5 +1,5 @@
-//! Disks of nodes that are exported as namespaces: clients read objects there, past the node. The target is our
-//! own, which serves the disk's file as it is mapped, or a copy of it.
+//! Disks of nodes that are exported as namespaces: clients read objects there, past the node. The target is
+//! our own, which serves the disk's file as it is mapped, or a copy of it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -97,6 +97,7 @@ impl Target {
         let thread = std::thread::spawn(move || {
             let (started, image) = (Instant::now(), image);
             while !stop.load(Ordering::Relaxed) {
+                // timing: a transport is driven by the time that it is told.
                 transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
                 std::thread::yield_now();
             }
@@ -210,6 +211,7 @@ fn objects_on_an_exported_disk_are_read_past_its_node() {
         let counters = client.counters();
         assert!(counters.direct_hits >= 40, "{counters:?}");
         assert_eq!((counters.direct_hits, counters.direct_fallbacks), (counters.disk_hits, [0; 5]));
+        assert_eq!((counters.replica_failovers, counters.disk_misses), (0, 0));
         assert_eq!(node.stage().staged_total, before, "the node has read nothing for it");
         let text = client.metrics_text();
         assert!(text.contains(&format!("snowskin_client_direct_hits_total {}", counters.direct_hits)));

@@ -296,8 +296,8 @@ impl TransferEngine {
         registered.unwrap_or_else(|unavailable| Err(unavailable.into()))
     }
 
-    /// Mounts storage as a part of this engine's segment: see [`Engine::mount_storage`]. Waits until the target
-    /// has agreed, at most `timeout`.
+    /// Mounts storage as a part of this engine's segment: see [`Engine::mount_storage`]. Waits until the
+    /// target has agreed, at most `timeout`.
     ///
     /// # Errors
     /// As [`Engine::mount_storage`] and [`Engine::list_storage`]; `Rails` with `TimedOut`. Nothing is mounted

@@ -106,36 +106,40 @@ fn an_expelled_peer_writes_no_more() {
 /// A box of disks that runs nothing of ours: a target in a thread, open to any host.
 struct Disks {
     namespace: Namespace,
-    memory: std::sync::Arc<te_fabric::testkit::Block>,
+    memory: std::sync::Arc<Shared>,
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 /// The block is reached through volatile copies alone.
-struct Shared(std::sync::Arc<te_fabric::testkit::Block>);
+struct Shared(te_fabric::testkit::Block);
 
 // SAFETY: as its comment says; it is freed by the last of those that share it.
 unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
 
 impl Disks {
     fn new() -> Self {
         let config = te_engine::nvmeof::Config { open_to_hosts: true, ..Default::default() };
         let mut transport = te_engine::nvmeof::NvmeofTransport::new(config).unwrap();
-        let memory = std::sync::Arc::new(te_fabric::testkit::Block::new(LEN));
+        let memory = std::sync::Arc::new(Shared(te_fabric::testkit::Block::new(LEN)));
         let id = te_core::RegionId::new(0, 1);
         // SAFETY: the thread drops the transport before its share of the block.
-        unsafe { transport.register(id, memory.span(), Access::REMOTE_READ | Access::REMOTE_WRITE) }.unwrap();
+        unsafe { transport.register(id, memory.0.span(), Access::REMOTE_READ | Access::REMOTE_WRITE) }
+            .unwrap();
         let namespace = transport.namespace(id).unwrap();
         let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let (stopped, shared) = (stop.clone(), Shared(memory.clone()));
+        let (stopped, shared) = (stop.clone(), memory.clone());
         let thread = std::thread::spawn(move || {
             let (started, shared) = (std::time::Instant::now(), shared);
             while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                // timing: a transport is driven by the time that it is told.
                 transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
                 std::thread::yield_now();
             }
             drop(transport);
-            drop(shared.0);
+            drop(shared);
         });
         Self { namespace, memory, stop, thread: Some(thread) }
     }
@@ -182,7 +186,7 @@ fn storage_that_an_engine_mounts_is_used_by_peers_past_it() {
         here.submit(&requests, Some(Duration::from_secs(20)))?.wait(LONG).map(drop)
     };
     transfer(Op::Write, 0, 8_192, 1 << 20).unwrap();
-    assert!(disks.memory.get(GRANULE + 8_192, 1 << 20) == content, "behind the superblock");
+    assert!(disks.memory.0.get(GRANULE + 8_192, 1 << 20) == content, "behind the superblock");
     transfer(Op::Read, 1 << 20, 8_192, 1 << 20).unwrap();
     assert!(bytes(&local)[1 << 20..][..1 << 20] == content);
     assert_eq!(moved_by(&owner), 0, "nothing has passed through its owner");
@@ -219,16 +223,16 @@ fn after_the_death_of_an_owner_its_heir_fences_everybody_before_it_lists_the_sto
     let is = |error: &RegisterError, kind| matches!(error, RegisterError::Rails(of) if of.kind == kind);
     assert!(is(&refused, ErrorKind::AccessDenied), "{refused}");
     let storage = mounted(&heir, &Storage { epoch: 2, ..disks.storage(true) }).unwrap();
-    disks.memory.set(GRANULE, &[0xEE; 16_384]);
+    disks.memory.0.set(GRANULE, &[0xEE; 16_384]);
     assert!(write(segment, storage.addr).is_err(), "a client of the dead owner");
-    assert_eq!(disks.memory.get(GRANULE, 16_384), [0xEE; 16_384]);
+    assert_eq!(disks.memory.0.get(GRANULE, 16_384), [0xEE; 16_384]);
     let other = engine();
     let segment = other.open_segment(heir.name()).unwrap();
     let memory = other.alloc_shared(8_192, Access::LOCAL).unwrap();
     memory.write(0, &[9; 8_192]).unwrap();
     let requests = [request(Op::Write, (memory.id(), 0), segment, storage.addr, 8_192)];
     other.submit(&requests, LONG).unwrap().wait(LONG).unwrap();
-    assert_eq!(disks.memory.get(GRANULE, 8_192), [9; 8_192]);
+    assert_eq!(disks.memory.0.get(GRANULE, 8_192), [9; 8_192]);
 }
 
 #[test]

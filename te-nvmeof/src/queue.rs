@@ -240,7 +240,7 @@ mod tests {
                 before = Some(id);
             }
             let taken: Vec<_> = (0..depth).filter_map(|_| all.insert(write(1))).collect();
-            assert!(taken.len() == depth.into() && all.insert(write(1)).is_none() && !all.has_room());
+            assert!(taken.len() == usize::from(depth) && all.insert(write(1)).is_none() && !all.has_room());
             assert_eq!(all.find(0xffff), None);
         }
     }

@@ -210,9 +210,9 @@ impl NvmeofTransport {
 
     /// Attaches a range of a namespace of another target for reading, without an owner that has adopted it:
     /// there are no superblock, no key and no reservation. `range` is in bytes, in multiples of
-    /// [`Config::granule_bytes`]. Before the first read, and on each new association, the namespace's identity
-    /// (any, where [`Namespace::nguid`] is zero) and its length are checked. What the bytes mean, and whether
-    /// they are still those that are meant, is for the caller to verify.
+    /// [`Config::granule_bytes`]. Before the first read, and on each new association, the namespace's
+    /// identity (any, where [`Namespace::nguid`] is zero) and its length are checked. What the bytes mean,
+    /// and whether they are still those that are meant, is for the caller to verify.
     ///
     /// # Errors
     /// `InvalidArgument` for a namespace or a range that cannot be; `Busy` when the index is in use; `Full`.

@@ -265,7 +265,7 @@ fn a_client_that_comes_while_a_range_is_taken_over_is_fenced_as_well() {
     assert_eq!(seen, [true, true], "it came before the end, and after it");
 }
 
-/// A range that nobody has adopted: what is in it is the reader's business.
+/// A range that no owner has adopted: what is in it is the reader's business.
 #[test]
 fn a_reader_of_a_namespace_needs_no_owner_and_writes_nothing() {
     for config in common::configs() {

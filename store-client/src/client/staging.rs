@@ -1,5 +1,5 @@
-//! Reads of objects that are on disks of nodes: their nodes read them into memory first ([`crate::stage`]), or
-//! this client reads them where the disk is exported ([`crate::direct`]).
+//! Reads of objects that are on disks of nodes: their nodes read them into memory first ([`crate::stage`]),
+//! or this client reads them where the disk is exported ([`crate::direct`]).
 //!
 //! ```text
 //!   GetOp ── Transfer from a disk ──▶ StageConnections ── staged ──▶ mover, as from memory ──▶ GetOp
@@ -156,7 +156,10 @@ impl Client {
         if !self.get.handle_disk(transfer.id) {
             return false;
         }
-        self.read_exported(transfer, staging, service) || self.stage(transfer, staging, service, buffers)
+        if self.read_exported(transfer, staging, service) {
+            return false;
+        }
+        self.stage(transfer, staging, service, buffers)
     }
 
     /// As [`read_from_disk`](Self::read_from_disk), for a read that has its turn.
@@ -223,8 +226,8 @@ impl Client {
         any
     }
 
-    /// The end of a transfer, if it was from staging memory: what was read too late does not count. `None`: it
-    /// was from an exported disk and is not what was committed; its node reads it instead.
+    /// The end of a transfer, if it was from staging memory: what was read too late does not count. `None`:
+    /// it was from an exported disk and is not what was committed; its node reads it instead.
     pub(super) fn staged_end(
         &mut self,
         transfer: &Transfer,

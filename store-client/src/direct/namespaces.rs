@@ -15,8 +15,8 @@ use crate::disk::AlignedBuffer;
 use crate::stage::Exported;
 use crate::sys;
 
-/// Reads begin at multiples of this in a namespace, bytes, and have such lengths. An image begins at a multiple
-/// of 512.
+/// Reads begin at multiples of this in a namespace, bytes, and have such lengths. An image begins at a
+/// multiple of 512.
 pub(super) const GRANULE: u64 = 4_096;
 /// A target that shows no sign of life for this long is given up, ms.
 const SILENCE_MS: u32 = 1_000;
@@ -135,8 +135,8 @@ impl Namespaces {
         self.held.len() < READS_MAX as usize
     }
 
-    /// Begins to read `len` bytes from `at` on into a new buffer, which has `spare` bytes more behind them. All
-    /// three are multiples of the granule. Returns what names the read.
+    /// Begins to read `len` bytes from `at` on into a new buffer, which has `spare` bytes more behind them.
+    /// All three are multiples of the granule. Returns what names the read.
     pub(super) fn begin(
         &mut self,
         from: RemoteRegionId,

@@ -303,8 +303,8 @@ impl DiskService {
         self.bell.ring();
     }
 
-    /// Where the extent with this sequence begins on the disk, bytes; `None`: it is not known here, or not any
-    /// more. The answer may be outdated when it arrives.
+    /// Where the extent with this sequence begins on the disk, bytes; `None`: it is not known here, or not
+    /// any more. The answer may be outdated when it arrives.
     pub(crate) fn extent_at(&self, sequence: u64) -> Option<u64> {
         let extents = self.shared.extents.read().unwrap_or_else(PoisonError::into_inner);
         let at = extents.binary_search_by_key(&sequence, |(sequence, _)| *sequence).ok()?;

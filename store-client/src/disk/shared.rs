@@ -16,7 +16,7 @@ pub(super) struct Shared {
     pub(super) close_by: Mutex<Option<Instant>>,
     /// Where extents begin on the disk, by sequence, ascending; kept if `locates`.
     pub(super) extents: RwLock<Vec<(u64, u64)>>,
-    /// Whether somebody wants to know where extents are.
+    /// Whether the owner wants to know where extents are.
     pub(super) locates: AtomicBool,
 }
 

@@ -26,9 +26,9 @@ pub struct Storage {
     pub range: Range<u64>,
     /// Tells the uses of the range apart, for instance a number that grows with each.
     pub epoch: u32,
-    /// Whether the range had an owner before, who is dead, or was this process in an earlier life: every other
-    /// host that is registered with the namespace is fenced first. No other range of the namespace may be in
-    /// use then.
+    /// Whether the range had an owner before, who is dead, or was this process in an earlier life: every
+    /// other host that is registered with the namespace is fenced first. No other range of the namespace may
+    /// be in use then.
     pub take_over: bool,
 }
 

@@ -7,9 +7,9 @@
 //!                                                                          preempt and abort
 //! ```
 //!
-//! Who takes a range over preempts all others before `acquire`, for the former owner may hold the reservation,
-//! and once more behind `superblock`: a client may have registered meanwhile and found the former superblock.
-//! Those that register later find the new one.
+//! Who takes a range over preempts all others before `acquire`, for the former owner may hold the
+//! reservation, and once more behind `superblock`: a client may have registered meanwhile and found the
+//! former superblock. Those that register later find the new one.
 
 use te_core::{Error, ErrorKind};
 use te_fabric::peer::Contact;

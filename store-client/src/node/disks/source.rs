@@ -14,8 +14,14 @@ use crate::stage::{Exported, StageJob, StageSource};
 /// The disks that can be read now, by their numbers, and the reads under way.
 pub(super) struct Sources {
     staging: SharedRegion,
-    disks: RwLock<HashMap<SegmentNo, (Arc<DiskService>, Option<Arc<Exported>>)>>,
+    disks: RwLock<HashMap<SegmentNo, Readable>>,
     jobs: Mutex<Jobs>,
+}
+
+/// A disk, and where readers reach it without the node.
+struct Readable {
+    service: Arc<DiskService>,
+    exported: Option<Arc<Exported>>,
 }
 
 #[derive(Default)]
@@ -34,7 +40,10 @@ impl Sources {
         if exported.is_some() {
             service.locate_extents();
         }
-        self.disks.write().unwrap_or_else(PoisonError::into_inner).insert(disk, (service, exported));
+        self.disks
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(disk, Readable { service, exported });
     }
 
     /// The number means nothing from here on. Reads under way end.
@@ -61,7 +70,7 @@ impl Sources {
             id
         };
         let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
-        let (service, _) = disks.get(&disk).ok_or((id, ErrorCode::SegmentNotFound))?;
+        let Readable { service, .. } = disks.get(&disk).ok_or((id, ErrorCode::SegmentNotFound))?;
         // The buffer is a part of the staging memory, and the job is kept until the disk has returned it.
         let buffer = lend(&self.staging, span.as_ptr().addr() as u64, span.len() as u64)
             .ok_or((id, ErrorCode::InternalError))?;
@@ -79,7 +88,7 @@ impl StageSource for Sources {
 
     fn locate(&self, disk: SegmentNo, sequences: &[u64]) -> Option<(Arc<Exported>, Vec<Option<u64>>)> {
         let disks = self.disks.read().unwrap_or_else(PoisonError::into_inner);
-        let (service, exported) = disks.get(&disk)?;
+        let Readable { service, exported } = disks.get(&disk)?;
         let extents = sequences.iter().map(|sequence| service.extent_at(*sequence)).collect();
         Some((Arc::clone(exported.as_ref()?), extents))
     }
