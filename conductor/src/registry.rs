@@ -6,7 +6,7 @@ use std::sync::Arc;
 use conductor_core::InstanceId;
 use conductor_core::knowledge::{self, PublisherId, Registration};
 use conductor_core::scheduler::{InstanceSpec, Role as Placed};
-use conductor_core::stream::Position;
+use conductor_core::stream::{FenceReason, Position};
 use tokio::sync::oneshot;
 
 use crate::config::{ConfigError, Endpoint, EngineConfig, Role};
@@ -206,6 +206,12 @@ fn subscribe(
 ) -> Result<(), RegisterError> {
     let endpoint = Endpoint::parse(&engine.endpoint);
     let served = endpoint.is_none();
+    let mut position = positions.get(&id).copied();
+    if position.is_some() && shared.replicas.follows(engine.kind) {
+        // The names of objects are not in snapshots: the store tells everything anew.
+        shared.knowledge.write().fence(id, FenceReason::Unverifiable);
+        position = None;
+    }
     let subscription = endpoint.map(|endpoint| Subscription {
         id,
         name: format!("{}/{}", engine.instance, engine.dp_rank),
@@ -214,8 +220,7 @@ fn subscribe(
         replay: Endpoint::parse(&engine.replay_endpoint),
         bind: engine.bind,
         topic: engine.topic.clone(),
-        // The names of objects are not in snapshots.
-        position: positions.get(&id).copied().filter(|_| !shared.replicas.follows(engine.kind)),
+        position,
     });
     let publisher = Publisher { instance, dp_rank: engine.dp_rank, engine, served };
     shared.directory_mut().publishers.insert(id, publisher);

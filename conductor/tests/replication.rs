@@ -5,6 +5,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use common::{
     config, engine, eventually, get, hashes, metric, post, publisher, removed, send, start, stored, tokens,
@@ -62,6 +63,15 @@ impl Cluster {
 
 /// A Conductor that knows the prefix from an engine which has lost it again, so that only the store has it.
 fn conductor(cluster: &Cluster, store: StoreConfig) -> (ConductorHandle, Publisher) {
+    conductor_at(cluster, store, None)
+}
+
+/// As [`conductor`], with a snapshot.
+fn conductor_at(
+    cluster: &Cluster,
+    store: StoreConfig,
+    snapshot: Option<PathBuf>,
+) -> (ConductorHandle, Publisher) {
     let engine_events = publisher();
     let of_store = EngineConfig {
         instance: "store".into(),
@@ -70,7 +80,8 @@ fn conductor(cluster: &Cluster, store: StoreConfig) -> (ConductorHandle, Publish
         replay_endpoint: format!("tcp://{}", cluster.events.1),
         ..engine("store", &engine_events)
     };
-    let mut config = Config { engines: vec![engine("one", &engine_events), of_store], store, ..config() };
+    let engines = vec![engine("one", &engine_events), of_store];
+    let mut config = Config { engines, store, snapshot, ..config() };
     config.schedule.assumed_ms = 1;
     let conductor = start(config);
     let addr = conductor.addr();
@@ -170,4 +181,17 @@ fn a_master_that_is_away_stops_nothing() {
     assert_eq!(get(addr, "/health").0, 200);
     assert_eq!(metric(addr, "snowskin_conductor_store_copies_asked_total"), 0.0);
     conductor.stop();
+}
+
+#[test]
+fn names_of_objects_are_known_again_after_a_restart_with_a_snapshot() {
+    let cluster = Cluster::start();
+    let dir = tempfile::tempdir().unwrap();
+    for _ in 0..2 {
+        let snapshot = Some(dir.path().join("index"));
+        let (conductor, _events) = conductor_at(&cluster, hot(&cluster), snapshot);
+        eventually("the prefix is fetched from the store", || place(conductor.addr()) == "store");
+        conductor.stop();
+    }
+    assert!(dir.path().join("index").exists());
 }

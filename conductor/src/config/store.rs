@@ -14,7 +14,7 @@ const REPLICAS_MAX: u32 = store_core::message::REPLICAS_MAX as u32;
 #[serde(default, deny_unknown_fields)]
 pub struct StoreConfig {
     /// Where the masters of the store are, as in `cluster.master`; they are asked for the copies, with the
-    /// secrets of `[cluster]`. Empty: no prefix is copied. Default empty.
+    /// secrets of the section `cluster`. Empty: no prefix is copied. Default empty.
     pub master: String,
     /// Whether copies are only counted (metric `store_copies_refused`, reason `dry_run`). Default false.
     pub dry_run: bool,
