@@ -192,8 +192,12 @@ impl Learned {
 
     /// Every pair, in an order that depends on the pairs only.
     pub fn pairs(&self) -> impl Iterator<Item = (EngineHash, BlockKey)> + '_ {
-        let pairs = (0..BUCKETS).flat_map(|segment| self.pairs.segment(segment));
-        pairs.map(|pair| (EngineHash(unspread(pair.hash)), pair.key))
+        (0..BUCKETS).flat_map(|part| self.part(part))
+    }
+
+    /// The pairs of one of [`BUCKETS`] parts, of about equal size.
+    pub(crate) fn part(&self, part: usize) -> impl Iterator<Item = (EngineHash, BlockKey)> + '_ {
+        self.pairs.segment(part).map(|pair| (EngineHash(unspread(pair.hash)), pair.key))
     }
 
     /// Pairs.

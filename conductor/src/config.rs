@@ -9,9 +9,11 @@ use serde::{Deserialize, Serialize};
 
 mod gateway;
 mod kubernetes;
+mod store;
 
 pub use gateway::GatewayConfig;
 pub use kubernetes::KubernetesConfig;
+pub use store::StoreConfig;
 
 /// Settings of a Conductor. The default serves loopback only and knows no engine.
 ///
@@ -63,6 +65,11 @@ pub struct Config {
     pub streams: StreamsConfig,
     /// Where requests are placed, and which are refused.
     pub schedule: ScheduleConfig,
+    /// Copies of hot prefixes in the store.
+    pub store: StoreConfig,
+    /// Who asks the store for them. On the command line it is `[cluster]`.
+    #[serde(skip)]
+    pub store_identity: store_client::Identity,
     /// Gateways that ask which engine a request goes to.
     pub gateway: GatewayConfig,
     /// Engines that are found in a Kubernetes cluster.
@@ -154,8 +161,11 @@ pub struct LimitsConfig {
     /// Most blocks in the index of one model and tenant, at least 1,024. Beyond it, further blocks are
     /// counted and not indexed. Default 16,777,216.
     pub blocks_max: u32,
-    /// Most pairs of model and tenant, at least 1. Default 256.
+    /// Most pairs of model and tenant, at least 1. At the limit, one without engines makes room. Default 256.
     pub contexts_max: u32,
+    /// How long what is known of a model is kept after its last engine was unregistered, seconds; 0: for
+    /// ever, or until there is no room. Default 600.
+    pub context_idle_s: u32,
     /// Longest message of an engine, bytes, at least 4 KiB. A longer one ends the connection. Default 16 MiB.
     pub message_bytes_max: u32,
     /// Longest body of a request, bytes, at least 4 KiB. Default 16 MiB.
@@ -339,6 +349,7 @@ impl Config {
             return Err(wrong("peer", "must be host:port of a Conductor's HTTP interface"));
         }
         self.gateway.validate()?;
+        self.store.validate()?;
         self.kubernetes.validate()?;
         for (at, engine) in self.engines.iter().enumerate() {
             engine
@@ -530,6 +541,8 @@ impl Default for Config {
             limits: LimitsConfig::default(),
             streams: StreamsConfig::default(),
             schedule: ScheduleConfig::default(),
+            store: StoreConfig::default(),
+            store_identity: store_client::Identity::default(),
             gateway: GatewayConfig::default(),
             kubernetes: KubernetesConfig::default(),
         }
@@ -566,6 +579,7 @@ impl Default for LimitsConfig {
             publishers_max: 4_096,
             blocks_max: 16 << 20,
             contexts_max: 256,
+            context_idle_s: 600,
             message_bytes_max: 16 << 20,
             body_bytes_max: 16 << 20,
             tokens_max: 1 << 20,

@@ -61,6 +61,16 @@ impl Directory {
         found.map(|(id, _)| *id).collect()
     }
 
+    /// A tenant's instances of these names or addresses. Those that do not exist are left out.
+    pub(crate) fn named(&self, tenant: &str, names: &[String]) -> Vec<InstanceId> {
+        if names.is_empty() {
+            return Vec::new();
+        }
+        let wanted =
+            |it: &Instance| it.tenant == tenant && (names.contains(&it.name) || names.contains(&it.http));
+        self.instances.iter().filter(|(_, it)| wanted(it)).map(|(id, _)| *id).collect()
+    }
+
     /// Engines of a tenant that serve a model. An empty tenant is `default`.
     pub(crate) fn serving<'a>(
         &'a self,

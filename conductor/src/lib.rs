@@ -29,6 +29,7 @@ mod hot;
 mod http;
 mod io;
 mod keeper;
+mod kinds;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod metrics;
@@ -38,14 +39,17 @@ mod placing;
 pub mod proxy;
 mod publisher;
 mod registry;
+mod replicas;
 mod service;
 mod shared;
 mod snapshot;
+mod traffic;
 mod turns;
 
 pub use config::{
     BLOCK_TOKENS_MAX, Config, ConfigError, DP_RANKS_MAX, Endpoint, EngineConfig, EngineKind, GatewayConfig,
-    KubernetesConfig, LimitsConfig, NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StreamsConfig,
+    KubernetesConfig, LimitsConfig, NAME_BYTES_MAX, PolicyName, Role, ScheduleConfig, StoreConfig,
+    StreamsConfig,
 };
 pub use publisher::Publisher;
 pub use registry::RegisterError;

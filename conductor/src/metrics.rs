@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 
 use crate::io::Report;
 use crate::shared::Shared;
+use crate::traffic::{OutcomeLabels, ReasonLabels};
 
 /// One publisher.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -41,8 +42,13 @@ struct ContextLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,6 +67,10 @@ pub(crate) fn encode(shared: &Shared, reports: &HashMap<PublisherId, Report>) ->
     register_indexes(shared, &mut registry);
     register_requests(shared, &mut registry);
     register_scheduler(shared, &mut registry);
+    register_proxy(shared, &mut registry);
+    register_gateway(shared, &mut registry);
+    register_discovery(shared, &mut registry);
+    register_copies(shared, &mut registry);
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry)?;
     Ok(text)
@@ -326,6 +336,99 @@ fn register_scheduler(shared: &Shared, registry: &mut Registry) {
     registry.register("queued_requests", "Requests in an instance's queue of prefills", queued);
     registry.register("decoding_requests", "Requests that an instance decodes or will", decoding);
     registry.register("decoding_tokens", "Tokens of KV of these requests", tokens);
+}
+
+/// What the proxy does; zeros without one.
+fn register_proxy(shared: &Shared, registry: &mut Registry) {
+    let of = shared.proxy.figures();
+    let outcomes = Family::<OutcomeLabels, Counter>::default();
+    for (outcome, value) in [
+        ("done", of.done),
+        ("left", of.left),
+        ("broken", of.broken),
+        ("overloaded", of.overloaded),
+        ("unavailable", of.unavailable),
+        ("wrong", of.wrong),
+    ] {
+        outcomes.get_or_create(&OutcomeLabels { outcome }).inc_by(value);
+    }
+    registry.register("proxy_requests", "Requests of the proxy that are over, by outcome", outcomes);
+    gauge(registry, "proxy_in_flight", "Requests that the proxy is answering", of.in_flight);
+    let help = "Times that an engine failed a request of the proxy, which went elsewhere";
+    counter(registry, "proxy_retries", help, of.retries);
+    let help = "Outputs of the proxy that another engine continued after their first token";
+    counter(registry, "proxy_continued", help, of.continued);
+    let tokens = Family::<KindLabels, Counter>::default();
+    for (kind, value) in [("prompt", of.prompt_tokens), ("output", of.output_tokens)] {
+        tokens.get_or_create(&KindLabels { kind }).inc_by(value);
+    }
+    registry.register("proxy_tokens", "Tokens of the proxy's requests, as far as they are known", tokens);
+    let help = "Time from a request of the proxy to the first token of its stream, seconds";
+    registry.register("proxy_ttft_seconds", help, shared.proxy.ttft.clone());
+    let added = Counter::<f64, AtomicU64>::default();
+    added.inc_by(Duration::from_micros(of.added_us).as_secs_f64());
+    let help = "Time that the proxy itself took before engines were asked to generate, seconds";
+    registry.register("proxy_added_seconds", help, added);
+}
+
+/// What gateways ask; zeros without one.
+fn register_gateway(shared: &Shared, registry: &mut Registry) {
+    let of = &shared.traffic.gateway;
+    let help = "Requests of gateways (streams of ext_proc) that are over, by outcome";
+    registry.register("gateway_requests", help, of.requests.clone());
+    registry.register("gateway_in_flight", "Requests of gateways in progress", of.in_flight.clone());
+    registry.register("gateway_decisions", "Requests of gateways that were placed", of.placed.clone());
+    let help = "Requests of gateways that an engine had failed before, which was avoided";
+    registry.register("gateway_retried", help, of.retried.clone());
+}
+
+/// Where engines come from, and in what state they are.
+fn register_discovery(shared: &Shared, registry: &mut Registry) {
+    let suspects = shared.suspects();
+    let directory = shared.directory();
+    let mut counts = [("heard", 0), ("unheard", 0), ("suspect", 0), ("silent", 0)];
+    for id in directory.instances.iter().filter(|(_, it)| !it.is_store).map(|(id, _)| *id) {
+        let at = match (suspects.contains(&id), directory.is_heard(id)) {
+            (true, _) => 2,
+            (_, heard) => usize::from(!heard),
+        };
+        counts[at].1 += 1;
+    }
+    // Engines of the settings that have not said yet what was left to them.
+    let left = shared.config.engines.iter().filter(|it| it.block_tokens == 0 || it.dp_ranks == 0);
+    let silent = left.filter(|it| directory.find(&it.tenant, &it.instance).is_none()).count() as i64;
+    drop(directory);
+    let of = &shared.traffic.kubernetes;
+    counts[3].1 = silent.saturating_add(of.waiting.get());
+    let endpoints = Family::<StateLabels, Gauge>::default();
+    for (state, count) in counts {
+        endpoints.get_or_create(&StateLabels { state }).set(count);
+    }
+    registry.register("endpoints", "Engines that are registered or expected, by state", endpoints);
+    let help = "Engines that are ready in Kubernetes and registered";
+    registry.register("kubernetes_endpoints", help, of.registered.clone());
+    registry.register("kubernetes_lists", "Lists of EndpointSlices that were read", of.lists.clone());
+    registry.register("kubernetes_events", "Changes of EndpointSlices that were read", of.events.clone());
+    let help = "Times that EndpointSlices could not be followed";
+    registry.register("kubernetes_failures", help, of.failures.clone());
+}
+
+/// Copies of hot prefixes in the store; zeros without one.
+fn register_copies(shared: &Shared, registry: &mut Registry) {
+    let of = &shared.replicas.traffic;
+    let help = "Copies of objects that the store's master was asked for";
+    registry.register("store_copies_asked", help, of.asked.clone());
+    registry.register("store_copies_done", "Of them, copies that are readable", of.done.clone());
+    registry.register("store_copies_failed", "Of them, copies that were given up", of.failed.clone());
+    let help = "Copies of objects in the store in progress";
+    registry.register("store_copies_in_flight", help, of.in_flight.clone());
+    let help = "Objects of hot prefixes that were not copied, by reason; blocks where objects are not known";
+    registry.register("store_copies_refused", help, of.refused.clone());
+    let (objects, bytes, dropped) = shared.replicas.size();
+    gauge(registry, "store_names", "Objects of the store whose names are known", objects);
+    gauge(registry, "store_names_bytes", "Memory of these names, bytes", bytes);
+    let help = "Objects whose names were dropped because their memory is full";
+    counter(registry, "store_names_dropped", help, dropped);
 }
 
 /// Registers a counter; the encoder appends `_total` to its name.

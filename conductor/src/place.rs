@@ -11,7 +11,7 @@ use conductor_core::scheduler::{Reason, ReservationId, Slo};
 use crate::config::EngineKind;
 use crate::directory::Instance;
 use crate::placing::Request;
-use crate::proxy::{Ask, Engine, Handover, Place, Placed, Progress, Refused, Reservation};
+use crate::proxy::{self, Ask, Engine, Handover, Place, Placed, Progress, Refused, Reservation};
 use crate::shared::{Counts, Shared};
 
 /// How long an engine that did not answer gets no requests, unless its events say that it lives.
@@ -40,6 +40,7 @@ impl Place for Shared {
             ms => Duration::from_millis(ms.into()),
         };
         let ttft = limit(self.config.schedule.ttft_slo_ms);
+        let among = ask.among.map(|addresses| self.directory().at(addresses));
         let request = Request {
             tenant,
             model: ask.model,
@@ -50,14 +51,15 @@ impl Place for Shared {
                 ttft: if ttft == Duration::MAX { ttft } else { ttft.saturating_sub(ask.waited) },
                 tbt: limit(self.config.schedule.tbt_slo_ms),
             },
+            among: among.as_deref(),
+            avoid: ask.avoid,
         };
-        let among = ask.among.map(|addresses| self.directory().at(addresses));
-        let decision = self
-            .place_request(context, &request, (&matches, &coming), &keys, among.as_deref())
-            .map_err(|refusal| match refusal.reason {
+        let decision = self.place_request(context, &request, (&matches, &coming), &keys).map_err(
+            |refusal| match refusal.reason {
                 Reason::NoPrefill | Reason::NoDecode => Refused::NoEngine,
                 _ => Refused::Overloaded { retry_after: refusal.retry_after },
-            })?;
+            },
+        )?;
         let engine = |id| self.directory().instances.get(&id).and_then(|it| engine_of(id, it));
         match (engine(decision.prefill), engine(decision.decode)) {
             (Some(prefill), Some(decode)) => Ok(Placed {
@@ -118,6 +120,10 @@ impl Place for Shared {
         models.sort_unstable();
         models.dedup();
         models
+    }
+
+    fn counters(&self) -> Arc<proxy::Counters> {
+        Arc::clone(&self.proxy)
     }
 }
 

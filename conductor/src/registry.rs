@@ -6,7 +6,7 @@ use std::sync::Arc;
 use conductor_core::InstanceId;
 use conductor_core::knowledge::{self, PublisherId, Registration};
 use conductor_core::scheduler::{InstanceSpec, Role as Placed};
-use conductor_core::stream::Position;
+use conductor_core::stream::{FenceReason, Position};
 use tokio::sync::oneshot;
 
 use crate::config::{ConfigError, Endpoint, EngineConfig, Role};
@@ -171,20 +171,28 @@ fn add_instance(shared: &Shared, number: InstanceId, engine: &EngineConfig) -> R
     };
     if !instance.is_store {
         let mut schedule = shared.schedule();
-        let role = match engine.role {
-            Role::Prefill => Placed::Prefill,
-            Role::Decode => Placed::Decode,
-            Role::Both => Placed::Both,
-        };
-        let model = schedule.model(&engine.tenant, &engine.model);
-        let kind = schedule.kind(model, role, &engine.class);
+        let role = placed(engine.role);
+        let of = (engine.tenant.as_str(), engine.model.as_str());
+        let (model, kind) = schedule.join(of, role, &engine.class);
         let spec = InstanceSpec { model, ..InstanceSpec::new(number, role, kind) };
-        schedule.scheduler.add_instance(spec).map_err(RegisterError::Scheduler)?;
+        if let Err(error) = schedule.scheduler.add_instance(spec) {
+            schedule.kinds.leave(of, role, &engine.class);
+            return Err(RegisterError::Scheduler(error));
+        }
         // Nothing is placed on it before it is heard.
         schedule.scheduler.instance_lost(shared.now(), number);
     }
     shared.directory_mut().instances.insert(number, instance);
     Ok(())
+}
+
+/// A role, as the scheduler names it.
+const fn placed(role: Role) -> Placed {
+    match role {
+        Role::Prefill => Placed::Prefill,
+        Role::Decode => Placed::Decode,
+        Role::Both => Placed::Both,
+    }
 }
 
 /// Subscribes to one rank.
@@ -198,6 +206,12 @@ fn subscribe(
 ) -> Result<(), RegisterError> {
     let endpoint = Endpoint::parse(&engine.endpoint);
     let served = endpoint.is_none();
+    let mut position = positions.get(&id).copied();
+    if position.is_some() && shared.replicas.follows(engine.kind) {
+        // The names of objects are not in snapshots: the store tells everything anew.
+        shared.knowledge.write().fence(id, FenceReason::Unverifiable);
+        position = None;
+    }
     let subscription = endpoint.map(|endpoint| Subscription {
         id,
         name: format!("{}/{}", engine.instance, engine.dp_rank),
@@ -206,7 +220,7 @@ fn subscribe(
         replay: Endpoint::parse(&engine.replay_endpoint),
         bind: engine.bind,
         topic: engine.topic.clone(),
-        position: positions.get(&id).copied(),
+        position,
     });
     let publisher = Publisher { instance, dp_rank: engine.dp_rank, engine, served };
     shared.directory_mut().publishers.insert(id, publisher);
@@ -273,8 +287,47 @@ pub(crate) async fn unregister(
 fn forget_if_empty(shared: &Shared, number: InstanceId) {
     let mut directory = shared.directory_mut();
     if directory.publishers.values().all(|publisher| publisher.instance != number) {
-        directory.instances.remove(&number);
+        let Some(gone) = directory.instances.remove(&number) else { return };
         drop(directory);
-        shared.schedule().scheduler.remove_instance(shared.now(), number);
+        let mut schedule = shared.schedule();
+        if schedule.scheduler.remove_instance(shared.now(), number) {
+            schedule.kinds.leave((&gone.tenant, &gone.model), placed(gone.role), &gone.class);
+        }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+    use crate::config::{Config, LimitsConfig};
+    use crate::io::EventThread;
+
+    #[tokio::test]
+    async fn ten_thousand_engines_that_come_and_go_leave_nothing_behind() {
+        let limits = LimitsConfig { contexts_max: 32, publishers_max: 64, ..LimitsConfig::default() };
+        let (commander, prepared) = EventThread::prepare().unwrap();
+        let shared = Arc::new(Shared::new(Config { limits, ..Config::default() }));
+        let events = EventThread::start(prepared, Arc::clone(&shared)).unwrap();
+        for round in 0..10_000 {
+            let engine = EngineConfig {
+                instance: format!("i{round}"),
+                model: format!("m{}", round % 100),
+                class: format!("c{}", round % 3_000),
+                // It publishes nothing, so that no socket is opened.
+                http: "127.0.0.1:1".into(),
+                ..EngineConfig::default()
+            };
+            register(&shared, &commander, &engine, &Positions::new()).unwrap();
+            let ranks = unregister(&shared, &commander, &engine.tenant, &engine.instance, None).await;
+            assert_eq!(ranks, [0], "round {round}");
+        }
+        let directory = shared.directory();
+        assert_eq!((directory.instances.len(), directory.publishers.len()), (0, 0));
+        let knowledge = shared.knowledge.read();
+        assert_eq!((knowledge.contexts().count(), knowledge.publishers().count()), (32, 0));
+        let sizes = shared.schedule().kinds.sizes();
+        assert!(sizes.0 <= 32 && sizes.1 <= crate::kinds::KINDS_MAX, "{sizes:?}");
+        drop((directory, knowledge, events));
     }
 }

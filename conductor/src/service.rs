@@ -21,6 +21,7 @@ use crate::keeper::Keeper;
 use crate::kubernetes::Watcher;
 use crate::proxy::{self, Place, ProxyServer};
 use crate::registry::{self, Positions, RegisterError};
+use crate::replicas::Copier;
 use crate::shared::{Shared, knowledge_settings};
 use crate::snapshot;
 
@@ -83,6 +84,7 @@ pub struct ConductorHandle {
     gateway: Option<GatewayServer>,
     #[cfg(feature = "kubernetes")]
     kubernetes: Option<Watcher>,
+    copier: Option<Copier>,
     keeper: Keeper,
     events: EventThread,
     app: App,
@@ -145,6 +147,7 @@ impl Conductor {
         let gateway = GatewayServer::start(&shared)?;
         #[cfg(feature = "kubernetes")]
         let kubernetes = Watcher::start(&app)?;
+        let copier = Copier::start(&shared).map_err(StartError::System)?;
         let keeper = Keeper::start(app.clone()).map_err(StartError::System)?;
         http.serve(router(app.clone()), shared.config.http, GRACE).map_err(StartError::System)?;
         info!(addr = %http.addr(), engines = shared.config.engines.len(), "serving");
@@ -161,6 +164,7 @@ impl Conductor {
             gateway,
             #[cfg(feature = "kubernetes")]
             kubernetes,
+            copier,
             keeper,
             events,
             app,
@@ -257,6 +261,7 @@ impl ConductorHandle {
             gateway,
             #[cfg(feature = "kubernetes")]
             kubernetes,
+            copier,
             keeper,
             events,
             app: _,
@@ -266,7 +271,7 @@ impl ConductorHandle {
         drop(gateway);
         #[cfg(feature = "kubernetes")]
         drop(kubernetes);
-        drop(keeper);
+        drop((copier, keeper));
         drop(events);
     }
 }

@@ -2,28 +2,31 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use conductor_core::InstanceId;
-use conductor_core::cost::{CostModel, PrefillCounters};
+use conductor_core::cost::PrefillCounters;
 use conductor_core::events::LoadStat;
 use conductor_core::index::IndexLimits;
 use conductor_core::knowledge::{self, Knowledge, PublisherId};
 use conductor_core::scheduler::{
-    Decision, KindId, Limits, LoadReport, PolicyKind, ReservationId, Role, Scheduler, SchedulerConfig,
+    Decision, KindId, Limits, LoadReport, PolicyKind, ReplicationConfig, ReservationId, Role, Scheduler,
+    SchedulerConfig,
 };
 use te_core::Instant;
 
 use crate::config::Config;
 use crate::directory::Directory;
 use crate::hot::Hot;
+use crate::kinds::Kinds;
+use crate::proxy;
+use crate::replicas::Replicas;
+use crate::traffic::Traffic;
 use crate::turns::Turns;
 
 /// Most instances; the scheduler's memory is allocated for them.
 const INSTANCES_MAX: u32 = 4_096;
-/// Most kinds of engines; further ones share one.
-const KINDS_MAX: usize = 1_024;
 /// Tokens over which the time of a decode step is averaged.
 const STEPS_SEEN: u32 = 8;
 /// Pairs of predicted and actual times to the first token that the status page shows.
@@ -42,6 +45,10 @@ pub(crate) struct Shared {
     hot: Mutex<Hot>,
     /// Instances that did not answer, and when requests are placed on them again.
     suspects: Mutex<Vec<(Instant, InstanceId)>>,
+    /// What the proxy counts.
+    pub(crate) proxy: Arc<proxy::Counters>,
+    pub(crate) traffic: Traffic,
+    pub(crate) replicas: Replicas,
 }
 
 /// Counts of requests.
@@ -86,9 +93,7 @@ impl Counts {
 #[derive(Debug)]
 pub(crate) struct Schedule {
     pub(crate) scheduler: Scheduler,
-    /// Kinds of engines by model, role and class: each has costs that are fitted to what is reported.
-    kinds: HashMap<(u32, Role, String), KindId>,
-    models: HashMap<(String, String), u32>,
+    pub(crate) kinds: Kinds,
     /// Reservations without a first token, and what was predicted for them.
     predicted: HashMap<u64, Predicted>,
     /// Latest pairs of predicted and actual time to the first token.
@@ -129,39 +134,25 @@ impl Schedule {
             // What the network gives is not known, but seen in the times to the first token.
             ships: false,
             reports_of_proxy: true,
+            replication: Some(ReplicationConfig {
+                wait_min: Duration::from_millis(config.store.hot_ms.into()),
+                ..ReplicationConfig::default()
+            }),
             reservation_ttl: Duration::from_millis(config.schedule.reservation_ms_max.into()),
             ..SchedulerConfig::default()
         });
         Self {
             scheduler,
-            kinds: HashMap::new(),
-            models: HashMap::new(),
+            kinds: Kinds::new(config.limits.contexts_max),
             predicted: HashMap::new(),
             ttfts: VecDeque::with_capacity(TTFTS_SHOWN),
             outputs: HashMap::new(),
         }
     }
 
-    /// The number of a tenant's model.
-    pub(crate) fn model(&mut self, tenant: &str, model: &str) -> u32 {
-        let next = u32::try_from(self.models.len()).unwrap_or(u32::MAX);
-        *self.models.entry((tenant.to_owned(), model.to_owned())).or_insert(next)
-    }
-
-    /// The kind of engines of a model, role and class, with the costs that a new one begins with.
-    pub(crate) fn kind(&mut self, model: u32, role: Role, class: &str) -> KindId {
-        let key = (model, role, class.to_owned());
-        if let Some(kind) = self.kinds.get(&key) {
-            return *kind;
-        }
-        if self.kinds.len() >= KINDS_MAX
-            && let Some(any) = self.kinds.values().next()
-        {
-            return *any;
-        }
-        let kind = self.scheduler.add_kind(CostModel::LLAMA3_70B_A800);
-        self.kinds.insert(key, kind);
-        kind
+    /// An engine comes: the numbers of its model and of its kind.
+    pub(crate) fn join(&mut self, of: (&str, &str), role: Role, class: &str) -> (u32, KindId) {
+        self.kinds.join(&mut self.scheduler, of, role, class)
     }
 
     /// A decision was made.
@@ -218,6 +209,10 @@ pub(crate) fn knowledge_settings(config: &Config) -> knowledge::Settings {
         seed: config.seed,
         publishers_max: limits.publishers_max as usize,
         contexts_max: limits.contexts_max as usize,
+        context_idle: match limits.context_idle_s {
+            0 => Duration::MAX,
+            seconds => Duration::from_secs(seconds.into()),
+        },
         learned_max: 2 * limits.blocks_max as usize,
         index: IndexLimits { blocks_max: limits.blocks_max as usize, ..IndexLimits::default() },
         ..knowledge::Settings::default()
@@ -240,6 +235,9 @@ impl Shared {
             counts: Counts::default(),
             hot: Mutex::default(),
             suspects: Mutex::default(),
+            proxy: Arc::default(),
+            traffic: Traffic::default(),
+            replicas: Replicas::new(&config),
             config,
         }
     }
@@ -293,6 +291,12 @@ impl Shared {
         let mut suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
         suspects.retain(|(_, suspect)| *suspect != instance);
         suspects.push((at, instance));
+    }
+
+    /// Instances on which nothing is placed for a while.
+    pub(crate) fn suspects(&self) -> Vec<InstanceId> {
+        let suspects = self.suspects.lock().unwrap_or_else(PoisonError::into_inner);
+        suspects.iter().map(|(_, instance)| *instance).collect()
     }
 
     fn end_suspicions(&self, now: Instant) {
@@ -372,13 +376,13 @@ mod tests {
     // Long because: one loop of a simulation, whose steps share all of its state.
     fn errors(seed: u64, config: &Config, requests: u64) -> Vec<f64> {
         let (mut rng, mut schedule) = (Rng::new(seed), Schedule::new(config));
-        let model = schedule.model("default", "m");
         for number in 0..5 {
             let role = if number < PREFILLS { Role::Prefill } else { Role::Decode };
-            let kind = schedule.kind(model, role, "");
+            let (model, kind) = schedule.join(("default", "m"), role, "");
             let spec = InstanceSpec::new(InstanceId(number), role, kind);
             schedule.scheduler.add_instance(InstanceSpec { model, ..spec }).unwrap();
         }
+        let model = schedule.kinds.model("default", "m").unwrap();
         let (mut free, mut medians) = ([Instant::ZERO; PREFILLS as usize], Vec::new());
         let mut reports: std::collections::BTreeMap<(Instant, u64, u8), (ReservationId, Report)> =
             std::collections::BTreeMap::new();
@@ -460,20 +464,6 @@ mod tests {
             println!("seed {seed}: simulated median errors {medians:.3?}");
             assert!(medians[2..].iter().all(|&error| error <= 0.1), "seed {seed}: {medians:?}");
         }
-    }
-
-    #[test]
-    fn engines_of_one_role_and_class_are_of_one_kind_and_kinds_have_a_limit() {
-        let mut schedule = Schedule::new(&Config::default());
-        let kind = schedule.kind(0, Role::Prefill, "");
-        assert_eq!(schedule.kind(0, Role::Prefill, ""), kind);
-        assert_ne!(schedule.kind(0, Role::Decode, ""), kind);
-        assert_ne!(schedule.kind(1, Role::Prefill, ""), kind);
-        assert_ne!(schedule.kind(0, Role::Prefill, "fast"), kind);
-        for class in 0..2 * KINDS_MAX {
-            schedule.kind(0, Role::Prefill, &class.to_string());
-        }
-        assert_eq!(schedule.kinds.len(), KINDS_MAX);
     }
 
     #[test]

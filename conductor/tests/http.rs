@@ -47,6 +47,31 @@ fn a_request_is_placed_where_its_prefix_is_and_its_reservation_ends() {
     assert_documented(addr);
 }
 
+#[test]
+fn an_instance_that_failed_the_request_is_avoided_as_long_as_there_is_another() {
+    let (one, two) = (publisher(), publisher());
+    let mut entries = vec![engine("one", &one), engine("two", &two)];
+    entries[1].http = "127.0.0.1:1".into();
+    let conductor = start(conductor::Config { engines: entries, ..config() });
+    let addr = conductor.addr();
+    two.publish(&stored(1, 0, 100)).unwrap();
+    one.publish(&stored(5_000, 0, 1)).unwrap();
+    eventually("both are heard", || {
+        matched(addr, "two", 1, 100) == 400 && matched(addr, "one", 5_000, 1) == 4
+    });
+    let place = |avoid: serde_json::Value| {
+        let ask = json!({"model": "m", "token_ids": tokens(1, 120), "max_tokens": 8, "avoid": avoid});
+        let (status, placed) = post(addr, "/schedule", &ask);
+        assert_eq!(status, 200, "{placed}");
+        placed["decode"]["instance_id"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(place(json!([])), "two");
+    assert_eq!(place(json!(["two", "unknown", 7])), "one");
+    assert_eq!(place(json!(["127.0.0.1:1"])), "one");
+    assert_eq!(place(json!(["one"])), "two");
+    place(json!(["one", "two"]));
+}
+
 /// The metrics that are exported are those of the reference.
 fn assert_documented(addr: std::net::SocketAddr) {
     let (_, text) = send(addr, "GET", "/metrics", "");

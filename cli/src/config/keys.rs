@@ -20,7 +20,8 @@ const SOURCES: [(&str, &str); 13] = [
         concat!(
             include_str!("../../../conductor/src/config.rs"),
             include_str!("../../../conductor/src/config/gateway.rs"),
-            include_str!("../../../conductor/src/config/kubernetes.rs")
+            include_str!("../../../conductor/src/config/kubernetes.rs"),
+            include_str!("../../../conductor/src/config/store.rs")
         ),
     ),
     (

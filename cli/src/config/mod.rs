@@ -352,6 +352,7 @@ impl Loaded {
         }
         let cluster = &settings.cluster;
         settings.conductor.admin_secret = cluster.admin_secret.clone();
+        settings.conductor.store_identity = cluster.identity();
         let store = &mut settings.master.store;
         for (own, shared) in [
             (&mut store.admin_secret, &cluster.admin_secret),

@@ -1,6 +1,8 @@
 //! One context: its index, what was learnt of hashes, and who its owners are.
 
+use alloc::string::String;
 use alloc::vec::Vec;
+use core::time::Duration;
 
 use te_core::Instant;
 
@@ -42,6 +44,10 @@ pub(super) struct ContextState {
     pub(super) ranks: Vec<Option<Rank>>,
     /// Learnt hashes to look at, since blocks left the index after their last visit.
     pub(super) unswept: usize,
+    /// Publishers that are registered for it.
+    pub(super) publishers: usize,
+    /// Since when there is none; `None` as well until the next tick after the last one left.
+    pub(super) idle_since: Option<Instant>,
 }
 
 impl ContextState {
@@ -53,7 +59,35 @@ impl ContextState {
             owners: Vec::new(),
             ranks: Vec::new(),
             unswept: 0,
+            publishers: 0,
+            idle_since: None,
         }
+    }
+
+    /// The place of one that was freed.
+    pub(super) fn vacant(settings: &Settings) -> Self {
+        Self::new(Context { tenant: String::new(), model: String::new(), block_tokens: 0 }, settings)
+    }
+
+    /// Whether it was freed. Tokens per block are never 0 otherwise.
+    pub(super) const fn is_vacant(&self) -> bool {
+        self.context.block_tokens == 0
+    }
+
+    /// A publisher was registered for it.
+    pub(super) fn joined(&mut self) {
+        self.publishers += 1;
+        self.idle_since = None;
+    }
+
+    /// A publisher was unregistered.
+    pub(super) fn left(&mut self) {
+        self.publishers -= 1;
+    }
+
+    /// How long it has had no publisher; `None`: it has one, or is vacant.
+    pub(super) fn idle(&mut self, now: Instant) -> Option<Duration> {
+        (self.publishers == 0 && !self.is_vacant()).then(|| now - *self.idle_since.get_or_insert(now))
     }
 
     pub(super) fn new_rank(&mut self, rank: Rank) -> u32 {

@@ -17,6 +17,8 @@
 //! [`Stream`](crate::stream::Stream), which decides what is applied and when all of it is void.
 
 mod apply;
+#[cfg(test)]
+mod churn;
 mod context;
 mod query;
 mod shared;
@@ -26,7 +28,7 @@ mod tests;
 mod transfer;
 mod types;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -39,6 +41,7 @@ use crate::{BlockKey, Context, ContextId, InstanceId};
 
 pub use apply::is_readable;
 use context::ContextState;
+pub use query::PARTS;
 use shared::Waiting;
 pub use snapshot::{Positions, SnapshotError};
 pub use transfer::Said;
@@ -59,11 +62,15 @@ struct Publisher {
     counters: Counters,
 }
 
-#[derive(Debug)]
+/// An instance; without a name once its last publisher was unregistered.
+#[derive(Debug, Default)]
 struct Instance {
     tenant: String,
     name: String,
 }
+
+/// Numbers of instances that are gone which are not given to others yet: decisions may still name them.
+const NUMBERS_AT_REST: usize = 1_024;
 
 /// Everything that was learnt from publishers.
 #[derive(Debug)]
@@ -71,6 +78,8 @@ pub struct Knowledge {
     settings: Settings,
     contexts: Vec<ContextState>,
     instances: Vec<Instance>,
+    /// Numbers of instances that are gone, the one that has been for the longest time first.
+    gone: VecDeque<InstanceId>,
     publishers: BTreeMap<PublisherId, Publisher>,
     next_publisher: u32,
     waiting: Waiting,
@@ -86,6 +95,7 @@ impl Knowledge {
             waiting: Waiting::new(settings.waiting_max),
             contexts: Vec::new(),
             instances: Vec::new(),
+            gone: VecDeque::new(),
             publishers: BTreeMap::new(),
             next_publisher: 0,
             batch: Batch::new(),
@@ -122,6 +132,7 @@ impl Knowledge {
             return Err(RegisterError::Full("publishers_max"));
         }
         let context = self.context_for(&registration)?;
+        self.contexts[context.0 as usize].joined();
         let instance = self.instance_for(&registration);
         let id = PublisherId(self.next_publisher);
         self.next_publisher += 1;
@@ -150,6 +161,12 @@ impl Knowledge {
         for (context, _, rank) in publisher.ranks {
             self.contexts[context.0 as usize].drop_rank(rank);
         }
+        self.contexts[publisher.context.0 as usize].left();
+        let instance = publisher.instance;
+        if self.publishers.values().all(|other| other.instance != instance) {
+            self.instances[instance.0 as usize] = Instance::default();
+            self.gone.push_back(instance);
+        }
         true
     }
 
@@ -173,14 +190,16 @@ impl Knowledge {
     /// An instance by its name.
     #[must_use]
     pub fn instance(&self, tenant: &str, name: &str) -> Option<InstanceId> {
-        let at = self.instances.iter().position(|known| known.tenant == tenant && known.name == name)?;
+        let is = |known: &Instance| known.tenant == tenant && known.name == name && !name.is_empty();
+        let at = self.instances.iter().position(is)?;
         u32::try_from(at).ok().map(InstanceId)
     }
 
     /// An instance's tenant and name.
     #[must_use]
     pub fn instance_name(&self, id: InstanceId) -> Option<(&str, &str)> {
-        self.instances.get(id.0 as usize).map(|known| (known.tenant.as_str(), known.name.as_str()))
+        let known = self.instances.get(id.0 as usize).filter(|known| !known.name.is_empty())?;
+        Some((known.tenant.as_str(), known.name.as_str()))
     }
 
     /// The table of a context that was registered.
@@ -188,14 +207,15 @@ impl Knowledge {
     pub fn context(&self, tenant: &str, model: &str, block_tokens: u32) -> Option<ContextId> {
         let at = self.contexts.iter().position(|known| {
             let Context { tenant: t, model: m, block_tokens: b } = &known.context;
-            t == tenant && m == model && *b == block_tokens
+            t == tenant && m == model && *b == block_tokens && block_tokens > 0
         })?;
         u32::try_from(at).ok().map(ContextId)
     }
 
     /// The contexts.
     pub fn contexts(&self) -> impl Iterator<Item = (ContextId, &Context)> {
-        (0..).map(ContextId).zip(self.contexts.iter().map(|state| &state.context))
+        let all = (0..).map(ContextId).zip(&self.contexts);
+        all.filter(|(_, state)| !state.is_vacant()).map(|(id, state)| (id, &state.context))
     }
 
     /// Unique blocks of a context, learnt hashes, and bytes of its index.
@@ -270,9 +290,17 @@ impl Knowledge {
     }
 
     /// Drops what was assumed for too long, and cleans up after fences and clears: up to `budget` steps per
-    /// context. Returns how many steps there were; none when everything is clean.
+    /// context. A context that has had no publisher for [`Settings::context_idle`] is freed. Returns how many
+    /// steps there were; none when everything is clean.
     pub fn tick(&mut self, now: Instant, budget: usize) -> usize {
         let mut steps = 0;
+        for at in 0..self.contexts.len() {
+            let idle = self.contexts[at].idle(now);
+            if idle.is_some_and(|idle| idle >= self.settings.context_idle) {
+                self.free_context(at);
+                steps += 1;
+            }
+        }
         for state in &mut self.contexts {
             state.index.expire(now);
             let swept = state.index.sweep(budget);
@@ -298,20 +326,52 @@ impl Knowledge {
         if let Some(known) = self.context(tenant, model, *block_tokens) {
             return Ok(known);
         }
-        if self.contexts.len() >= self.settings.contexts_max {
-            return Err(RegisterError::Full("contexts_max"));
-        }
         let context = Context { tenant: tenant.clone(), model: model.clone(), block_tokens: *block_tokens };
-        self.contexts.push(ContextState::new(context, &self.settings));
-        Ok(ContextId((self.contexts.len() - 1) as u32))
+        let state = ContextState::new(context, &self.settings);
+        let vacant = self.contexts.iter().position(ContextState::is_vacant);
+        let at = match vacant {
+            Some(at) => at,
+            None if self.contexts.len() < self.settings.contexts_max => {
+                self.contexts.push(state);
+                return Ok(ContextId((self.contexts.len() - 1) as u32));
+            }
+            // That without publishers for the longest time makes room.
+            None => {
+                let idle = self.contexts.iter().enumerate().filter(|(_, state)| state.publishers == 0);
+                let longest =
+                    idle.min_by_key(|(_, state)| state.idle_since.map_or((1, Instant::ZERO), |at| (0, at)));
+                let at = longest.map(|(at, _)| at).ok_or(RegisterError::Full("contexts_max"))?;
+                self.free_context(at);
+                at
+            }
+        };
+        self.contexts[at] = state;
+        Ok(ContextId(at as u32))
+    }
+
+    /// Frees a context without publishers. What stores have of it is known again when they tell it anew.
+    fn free_context(&mut self, at: usize) {
+        let id = ContextId(at as u32);
+        for publisher in self.publishers.values_mut() {
+            publisher.ranks.retain(|(context, ..)| *context != id);
+        }
+        self.contexts[at] = ContextState::vacant(&self.settings);
     }
 
     fn instance_for(&mut self, registration: &Registration) -> InstanceId {
         let Registration { tenant, instance, .. } = registration;
-        self.instance(tenant, instance).unwrap_or_else(|| {
-            self.instances.push(Instance { tenant: tenant.clone(), name: instance.clone() });
-            InstanceId((self.instances.len() - 1) as u32)
-        })
+        if let Some(known) = self.instance(tenant, instance) {
+            return known;
+        }
+        let new = Instance { tenant: tenant.clone(), name: instance.clone() };
+        if self.gone.len() > NUMBERS_AT_REST
+            && let Some(id) = self.gone.pop_front()
+        {
+            self.instances[id.0 as usize] = new;
+            return id;
+        }
+        self.instances.push(new);
+        InstanceId((self.instances.len() - 1) as u32)
     }
 }
 

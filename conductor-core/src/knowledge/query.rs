@@ -8,6 +8,9 @@ use crate::{BlockKey, ContextId, EngineHash, InstanceMatch, OwnerId, Tier};
 use super::context::{ContextState, Rank};
 use super::{Knowledge, Matches, RankMatch};
 
+/// Parts of what was learnt.
+pub const PARTS: usize = crate::index::BUCKETS;
+
 /// Tiers of an instance, the fastest first.
 const TIERS: [Tier; 3] = [Tier::Gpu, Tier::Cpu, Tier::Disk];
 
@@ -47,6 +50,19 @@ impl Knowledge {
         }
         out.ranks.sort_unstable_by_key(|rank| (rank.instance, rank.dp_rank));
         summarize(&out.ranks, &mut out.instances);
+    }
+
+    /// The hashes of engines for blocks for which `wanted` is true: those in one of [`PARTS`] parts of what
+    /// was learnt, so that a search through all of it need not be made at once. Appends pairs to `out`.
+    pub fn hashes_of(
+        &self,
+        context: ContextId,
+        part: usize,
+        wanted: impl Fn(BlockKey) -> bool,
+        out: &mut Vec<(BlockKey, EngineHash)>,
+    ) {
+        let Some(state) = self.contexts.get(context.0 as usize).filter(|_| part < PARTS) else { return };
+        out.extend(state.learned.part(part).filter(|(_, key)| wanted(*key)).map(|(hash, key)| (key, hash)));
     }
 
     /// The keys of blocks that have the engines' `hashes`, as far as they are known, from the first on.

@@ -134,8 +134,12 @@ impl Knowledge {
             return Err(SnapshotError::Seed { snapshot: seed, settings: settings.seed });
         }
         let mut this = Self::new(settings);
-        for _ in 0..len_of(read, 8)? {
-            this.instances.push(Instance { tenant: text_of(read)?, name: text_of(read)? });
+        for at in 0..len_of(read, 8)? {
+            let instance = Instance { tenant: text_of(read)?, name: text_of(read)? };
+            if instance.name.is_empty() {
+                this.gone.push_back(InstanceId(at as u32));
+            }
+            this.instances.push(instance);
         }
         let contexts = len_of(read, 12)?;
         if contexts > this.settings.contexts_max {
@@ -172,6 +176,7 @@ impl Knowledge {
         for _ in 0..count {
             let id = PublisherId(u32_of(read)?);
             let (publisher, position) = self.publisher_of(read)?;
+            self.contexts[publisher.context.0 as usize].joined();
             taken.extend(publisher.ranks.iter().map(|(context, _, rank)| (*context, *rank)));
             if id.0 >= self.next_publisher || self.publishers.insert(id, publisher).is_some() {
                 return Err(SnapshotError::Invalid("a publisher's number"));
@@ -283,7 +288,8 @@ fn context_of(
     instances: usize,
 ) -> Result<ContextState, SnapshotError> {
     let context = Context { tenant: text_of(read)?, model: text_of(read)?, block_tokens: u32_of(read)? };
-    if context.block_tokens == 0 {
+    // One that was freed has neither a name nor tokens per block.
+    if context.block_tokens == 0 && !(context.tenant.is_empty() && context.model.is_empty()) {
         return Err(SnapshotError::Invalid("a context without tokens per block"));
     }
     let mut state = ContextState::new(context, settings);

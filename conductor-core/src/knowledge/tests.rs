@@ -279,7 +279,8 @@ fn the_dead_and_the_unserved_have_no_part_in_answers() {
     assert!(!knowledge.apply(ids[0], b"\xc1"));
     assert_eq!(instances(&knowledge), []);
     assert!(knowledge.unregister(ids[0]) && !knowledge.unregister(ids[0]));
-    assert_eq!(knowledge.instance_name(InstanceId(0)), Some(("t", "a")));
+    assert_eq!(knowledge.instance_name(InstanceId(0)), None);
+    assert_eq!(knowledge.instance_name(InstanceId(1)), Some(("t", "b")));
 }
 
 #[test]

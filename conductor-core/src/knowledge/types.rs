@@ -3,6 +3,7 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
+use core::time::Duration;
 
 use crate::events::{self, Dialect, Skipped};
 use crate::index::{Digest, IndexLimits};
@@ -89,6 +90,9 @@ pub struct Settings {
     pub publishers_max: usize,
     /// Contexts at the same time.
     pub contexts_max: usize,
+    /// How long a context is kept without publishers. At the limit, the one that has been without for the
+    /// longest time makes room at once.
+    pub context_idle: Duration,
     /// Ranks that one publisher may speak for.
     pub ranks_per_publisher_max: usize,
     /// Attention groups per rank and tier.
@@ -109,6 +113,7 @@ impl Default for Settings {
             seed: 0,
             publishers_max: 16_384,
             contexts_max: 1_024,
+            context_idle: Duration::from_secs(600),
             ranks_per_publisher_max: 64,
             groups_max: 16,
             learned_max: 32 << 20,

@@ -33,6 +33,18 @@ pub(super) struct Kind {
     pub handover: OnlineFit<2>,
 }
 
+impl Kind {
+    fn new(model: CostModel, config: &SchedulerConfig) -> Self {
+        let fit = config.online_fit;
+        Self {
+            model,
+            prefill: fit.map(|fit| PrefillFit::new(&model.prefill, fit)),
+            step: fit.map(|fit| StepFit::new(&model.decode, fit)),
+            handover: OnlineFit::new([0.0; 2], fit.unwrap_or_default()),
+        }
+    }
+}
+
 /// Whether an instance takes part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
@@ -48,7 +60,7 @@ pub(super) enum State {
 pub(super) struct Instance {
     pub spec: InstanceSpec,
     pub state: State,
-    /// The decision that is being made must not send a request here.
+    /// The decision that is being made must not use it.
     pub left_out: bool,
     /// Nanoseconds per byte of its NICs.
     nic_ns_per_byte: f64,
@@ -106,11 +118,7 @@ impl Instance {
     }
 
     pub(super) fn prefills(&self, model: u32) -> bool {
-        let serves = match self.spec.role {
-            Role::Prefill => true,
-            Role::Both => !self.left_out,
-            Role::Decode => false,
-        };
+        let serves = self.spec.role != Role::Decode && !self.left_out;
         serves && self.state == State::Up && self.spec.model == model
     }
 
@@ -209,14 +217,14 @@ impl Cluster {
     }
 
     pub(super) fn add_kind(&mut self, model: CostModel) -> KindId {
-        let fit = self.config.online_fit;
-        self.kinds.push(Kind {
-            model,
-            prefill: fit.map(|fit| PrefillFit::new(&model.prefill, fit)),
-            step: fit.map(|fit| StepFit::new(&model.decode, fit)),
-            handover: OnlineFit::new([0.0; 2], fit.unwrap_or_default()),
-        });
+        self.kinds.push(Kind::new(model, &self.config));
         KindId((self.kinds.len() - 1) as u16)
+    }
+
+    pub(super) fn renew_kind(&mut self, kind: KindId, model: CostModel) {
+        if let Some(known) = self.kinds.get_mut(usize::from(kind.0)) {
+            *known = Kind::new(model, &self.config);
+        }
     }
 
     pub(super) fn add_instance(&mut self, spec: InstanceSpec) -> Result<(), InstanceError> {

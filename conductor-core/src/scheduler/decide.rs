@@ -8,7 +8,7 @@ use core::time::Duration;
 use te_core::Instant;
 
 use super::book::{NONE, PendingShip, Stage};
-use super::cluster::{Cluster, State, ship_end};
+use super::cluster::{Cluster, Instance, State, ship_end};
 use super::config::Limits;
 use super::decode::{Chosen, Need, limit};
 use super::replicate::Noted;
@@ -88,7 +88,9 @@ impl Scheduler {
     }
 
     /// As [`decide_with`](Self::decide_with), where the request may be sent only to instances for which `may`
-    /// is true: those that decode, or do both. Instances that only prefill are not asked about.
+    /// is true: those that decode, or do both. Instances that only prefill are not asked about. Instances of
+    /// `avoid`, which failed this request, get it only where no other one is up that may: they are avoided
+    /// for the prefill and for the decode, each as long as there is another one.
     ///
     /// # Errors
     ///
@@ -99,15 +101,37 @@ impl Scheduler {
         ask: &Ask<'_>,
         coming: &[InstanceMatch],
         may: impl Fn(InstanceId) -> bool,
+        avoid: &[InstanceId],
     ) -> Result<Decision, Refusal> {
-        for instance in &mut self.cluster.instances {
-            instance.left_out = !may(instance.spec.id);
+        let leave_out = |cluster: &mut Cluster, avoided: &dyn Fn(Role) -> bool| {
+            for Instance { spec, left_out, .. } in &mut cluster.instances {
+                let barred = spec.role != Role::Prefill && !may(spec.id);
+                *left_out = barred || (avoided(spec.role) && avoid.contains(&spec.id));
+            }
+        };
+        leave_out(&mut self.cluster, &|_| true);
+        let mut decision = self.try_decide(now, ask, coming);
+        let (mut prefills, mut decodes) = (true, true);
+        while !avoid.is_empty()
+            && let Err(Refusal { reason, .. }) = decision
+        {
+            // No other one is there for this part: those that failed have to try again.
+            match reason {
+                Reason::NoPrefill if prefills => prefills = false,
+                Reason::NoDecode if decodes => decodes = false,
+                _ => break,
+            }
+            leave_out(&mut self.cluster, &|role| match role {
+                Role::Prefill => prefills,
+                Role::Decode => decodes,
+                Role::Both => prefills && decodes,
+            });
+            decision = self.try_decide(now, ask, coming);
         }
-        let decision = self.decide_with(now, ask, coming);
         for instance in &mut self.cluster.instances {
             instance.left_out = false;
         }
-        decision
+        self.counted(decision)
     }
 
     /// As [`decide`](Self::decide), where instances will have `coming` of the prompt when their queues have
@@ -125,6 +149,10 @@ impl Scheduler {
         coming: &[InstanceMatch],
     ) -> Result<Decision, Refusal> {
         let decision = self.try_decide(now, ask, coming);
+        self.counted(decision)
+    }
+
+    fn counted(&mut self, decision: Result<Decision, Refusal>) -> Result<Decision, Refusal> {
         match decision {
             Err(Refusal { reason: Reason::Ttft, .. }) => self.cluster.counters.refused_ttft += 1,
             Err(Refusal { reason: Reason::Tbt, .. }) => self.cluster.counters.refused_tbt += 1,
@@ -502,8 +530,36 @@ impl Scratch {
 }
 
 impl Scratch {
+    /// Adds up how long NICs are busy with what `ask` fetches from the store: at its full length, and at each
+    /// power of two below it, so that requests which share only their beginning add up.
+    fn note_store(cluster: &mut Cluster, now: Instant, ask: &Ask<'_>, plan: &Plan) {
+        let (first, blocks) = (plan.own_blocks, plan.estimate.blocks);
+        let Some(holder) = plan.from.filter(|holder| holder.slot == NONE && blocks > first) else { return };
+        let Some(replication) = cluster.replication.as_mut() else { return };
+        debug_assert!(holder.blocks >= blocks);
+        let shorter = (0..blocks.ilog2() + 1).rev().map(|bit| 1 << bit).filter(|depth| *depth < blocks);
+        let mut copied = false;
+        for depth in core::iter::once(blocks).chain(shorter).take_while(|depth| *depth > first) {
+            let Some(&key) = ask.keys.get(depth as usize - 1) else { continue };
+            if copied {
+                replication.covered(key);
+                continue;
+            }
+            let busy = (plan.fetch_span as f64 * f64::from(depth - first) / f64::from(blocks - first)) as u64;
+            match replication.lost(now, key, depth, busy, Source::Store, plan.candidate.id) {
+                Noted::Counted => {}
+                Noted::Asked => {
+                    cluster.counters.replicated += 1;
+                    copied = true;
+                }
+                Noted::Dropped => cluster.counters.replicates_dropped += 1,
+            }
+        }
+    }
+
     /// Adds up what `ask` lost because the NIC of the instance with the longest prefix was busy.
     fn note_hot(&self, cluster: &mut Cluster, now: Instant, ask: &Ask<'_>, plan: &Plan) {
+        Self::note_store(cluster, now, ask, plan);
         let longest = self.sorted.iter().find(|holder| holder.instance.is_some());
         let Some(holder) = longest.filter(|holder| holder.wait > 0) else {
             return;
@@ -523,7 +579,7 @@ impl Scratch {
         let idle = self.candidates.iter().filter(|candidate| candidate.disk < holder.blocks);
         let Some(to) = idle.min_by_key(|candidate| (candidate.recent_ns, candidate.slot)) else { return };
         let Some(replication) = cluster.replication.as_mut().filter(|_| lost > 0) else { return };
-        match replication.lost(now, key, holder.blocks, lost, from, to.id) {
+        match replication.lost(now, key, holder.blocks, lost, Source::Instance(from), to.id) {
             Noted::Counted => {}
             Noted::Asked => cluster.counters.replicated += 1,
             Noted::Dropped => cluster.counters.replicates_dropped += 1,

@@ -47,6 +47,12 @@ impl Lengths {
         histogram.expected = histogram.quantile(quantile).unwrap_or(first);
     }
 
+    /// What was learnt of a model is forgotten.
+    pub(super) fn forget(&mut self, model: u32) {
+        let (index, expected) = (self.index(model), self.first);
+        self.models[index] = Histogram { bins: [0.0; BINS], total: 0.0, expected };
+    }
+
     fn index(&self, model: u32) -> usize {
         (model as usize).min(self.models.len() - 1)
     }
@@ -110,5 +116,7 @@ mod tests {
         // Models above the limit share the last entry.
         lengths.learn(77, 8);
         assert_eq!(lengths.expected(1), 8);
+        lengths.forget(0);
+        assert_eq!((lengths.expected(0), lengths.expected(1)), (100, 8));
     }
 }

@@ -107,6 +107,16 @@ impl Scheduler {
         self.cluster.add_kind(model)
     }
 
+    /// A kind begins anew with a model: what was learnt of it is forgotten.
+    pub fn renew_kind(&mut self, kind: KindId, model: CostModel) {
+        self.cluster.renew_kind(kind, model);
+    }
+
+    /// Forgets how long the outputs of a model are.
+    pub fn forget_model(&mut self, model: u32) {
+        self.cluster.lengths.forget(model);
+    }
+
     /// Adds an instance, up and without work.
     ///
     /// # Errors

@@ -1,7 +1,9 @@
-//! Hot prefixes: those for which requests lost most because the NIC of their holder was busy.
+//! Hot prefixes: those for which requests lost most because the NIC of their holder was busy, and those of
+//! the store that NICs are busiest with.
 //!
 //! Requests copy what they fetch anyway. Beyond that, a prefix is copied once the waits for its holder add up
-//! (what one request loses × how often), faded by time; there is no prediction.
+//! (what one request loses × how often), faded by time; there is no prediction. Of the store it is not known
+//! how busy its nodes are, so that the times of fetches add up instead of waits.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -10,7 +12,7 @@ use te_core::Instant;
 
 use super::config::ReplicationConfig;
 use super::decode::limit;
-use super::types::Replicate;
+use super::types::{Replicate, Source};
 use crate::{BlockKey, InstanceId};
 
 /// Copies that wait to be taken; more are dropped.
@@ -76,7 +78,7 @@ impl Replication {
         key: BlockKey,
         blocks: u32,
         lost_ns: u64,
-        from: InstanceId,
+        from: Source,
         to: InstanceId,
     ) -> Noted {
         let (nanos, half_life) = (now.as_nanos(), limit(self.config.half_life));
@@ -111,6 +113,13 @@ impl Replication {
         Noted::Asked
     }
 
+    /// A longer prefix is copied, and this one with it.
+    pub(super) fn covered(&mut self, key: BlockKey) {
+        if let Some(prefix) = self.prefixes.iter_mut().find(|prefix| prefix.key == key) {
+            prefix.lost_ns = 0.0;
+        }
+    }
+
     /// The prefix that has lost least; 0 without any.
     fn coldest(&self, nanos: u64) -> usize {
         let half_life = limit(self.config.half_life);
@@ -130,7 +139,7 @@ mod tests {
     use super::*;
     use core::time::Duration;
 
-    const FROM: InstanceId = InstanceId(1);
+    const FROM: Source = Source::Instance(InstanceId(1));
     const TO: InstanceId = InstanceId(2);
 
     fn replication(prefixes: u32) -> Replication {

@@ -316,8 +316,8 @@ pub struct Replicate {
     pub key: BlockKey,
     /// Blocks of the prefix.
     pub blocks: u32,
-    /// Who has them.
-    pub from: InstanceId,
-    /// Who should.
+    /// Who has them. From the store, one of its nodes to another.
+    pub from: Source,
+    /// Who should; of the store's blocks, who has just fetched them.
     pub to: InstanceId,
 }

@@ -20,6 +20,7 @@
 
 mod picker;
 mod proto;
+mod record;
 mod server;
 
 pub(crate) use server::GatewayServer;

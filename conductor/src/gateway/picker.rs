@@ -11,6 +11,7 @@ use std::str;
 use std::sync::Arc;
 use std::time::Duration;
 
+use conductor_core::InstanceId;
 use hyper::StatusCode;
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -19,9 +20,11 @@ use tokio::time::Instant;
 use tonic::Status;
 
 use super::proto::{self, BodyMode, CommonAnswer, CommonResponse, Kind, Part, Reply};
+use super::record::{self, Record};
 use crate::proxy::{
     self, Core, Fields, PASSED, Place, Placed, Progress, Reserved, Session, Stop, TENANT, Wanted,
 };
+use crate::traffic::Outcome;
 
 /// The header and the metadata with the endpoint that was chosen (proposal 004, "Destination Endpoint").
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -58,8 +61,11 @@ pub(crate) struct Bounds {
 pub(crate) struct Picker<P: Place> {
     core: Arc<Core<P>>,
     bounds: Bounds,
+    record: Arc<Record>,
     began: Instant,
     stage: Stage<P>,
+    /// How it ends as far as that is known; the answer's end is known in `stage`.
+    outcome: Option<Outcome>,
 }
 
 enum Stage<P: Place> {
@@ -102,6 +108,10 @@ struct Running<P: Place> {
     /// `None` once it has ended.
     reserved: Option<Reserved<P>>,
     endpoint: String,
+    decode: InstanceId,
+    /// The request's name in the record of failures.
+    name: Option<u64>,
+    outcome: Outcome,
     answers: BodyAnswers,
     is_stream: bool,
     failed: bool,
@@ -118,8 +128,9 @@ pub(crate) enum Flow {
 }
 
 impl<P: Place> Picker<P> {
-    pub(crate) fn new(core: Arc<Core<P>>, bounds: Bounds) -> Self {
-        Self { core, bounds, began: Instant::now(), stage: Stage::New }
+    pub(crate) fn new(core: Arc<Core<P>>, bounds: Bounds, record: Arc<Record>) -> Self {
+        record.traffic.began();
+        Self { core, bounds, record, began: Instant::now(), stage: Stage::New, outcome: None }
     }
 
     /// How long to wait for the next message.
@@ -134,6 +145,7 @@ impl<P: Place> Picker<P> {
     pub(crate) fn timed_out(&mut self) -> Option<proto::ProcessingResponse> {
         match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Arriving(_) => {
+                self.outcome = Some(Outcome::Wrong);
                 Some(immediate(Stop::own(StatusCode::REQUEST_TIMEOUT, "the body did not come in time")))
             }
             Stage::New | Stage::Placed(_) | Stage::Over => None,
@@ -149,6 +161,8 @@ impl<P: Place> Picker<P> {
         message: proto::ProcessingRequest,
         out: &mut Vec<proto::ProcessingResponse>,
     ) -> Result<Flow, Status> {
+        // What follows is a breach of the protocol, unless it is found to be something else.
+        let before = self.outcome.replace(Outcome::Protocol);
         if message.observability_mode {
             return Err(Status::failed_precondition(
                 "observability_mode: no engine can be chosen, switch it off",
@@ -174,7 +188,7 @@ impl<P: Place> Picker<P> {
                 Ok(())
             }
             (Part::ResponseHeaders(headers), Stage::Placed(mut running)) => {
-                running.answered(&headers, &metadata);
+                running.answered(&headers, &metadata, &self.record);
                 out.push(of(Reply::ResponseHeaders(CommonAnswer::go_on())));
                 self.after(running, headers.end_of_stream)
             }
@@ -191,8 +205,13 @@ impl<P: Place> Picker<P> {
             _ => return Err(Status::invalid_argument("a message that does not follow the one before")),
         };
         match ended {
-            Ok(()) => Ok(Flow::Goes),
+            Ok(()) => {
+                self.outcome = before;
+                Ok(Flow::Goes)
+            }
             Err(stop) => {
+                let (Stop::Own { status, .. } | Stop::Engine { status, .. }) = &stop;
+                self.outcome = Some(record::refused(*status));
                 // What was put in before belongs to a request that does not go on.
                 out.clear();
                 out.push(immediate(stop));
@@ -288,12 +307,14 @@ impl<P: Place> Picker<P> {
             let fields = Fields::parse(quoted.into()).map_err(bad)?;
             let wanted = Wanted::parse(&fields, true).map_err(bad)?;
             let (headers, tenant) = (arriving.headers.clone(), arriving.tenant.clone());
-            let session = Session::new(&self.core, (fields, wanted), headers, tenant, self.began);
+            let mut session = Session::new(&self.core, (fields, wanted), headers, tenant, self.began);
+            let name = self.avoid_failed(&mut session);
             match session.decide(&[], arriving.subset.as_deref()) {
                 Ok((placed, reserved)) => {
                     out.push(destination(&placed, Reply::RequestHeaders));
-                    let running = Running::new(&placed, reserved, arriving.answers);
+                    let running = Running::new(&placed, reserved, arriving.answers, name);
                     self.stage = Stage::Placed(Box::new(running));
+                    self.record.traffic.placed.inc();
                     return Ok(());
                 }
                 Err(why) => stop = why,
@@ -320,6 +341,7 @@ impl<P: Place> Picker<P> {
         let wanted = Wanted::parse(&fields, !is_text).map_err(bad)?;
         let (headers, tenant) = (std::mem::take(&mut arriving.headers), std::mem::take(&mut arriving.tenant));
         let mut session = Session::new(&self.core, (fields, wanted), headers, tenant, self.began);
+        let name = self.avoid_failed(&mut session);
         if is_text || arriving.path == "/v1/chat/completions" {
             session.tokenize().await?;
         }
@@ -335,8 +357,18 @@ impl<P: Place> Picker<P> {
                 out.push(of(Reply::RequestBody(BodyAnswers::Parts.to(part))));
             }
         }
-        self.stage = Stage::Placed(Box::new(Running::new(&placed, reserved, arriving.answers)));
+        self.record.traffic.placed.inc();
+        self.stage = Stage::Placed(Box::new(Running::new(&placed, reserved, arriving.answers, name)));
         Ok(())
+    }
+
+    /// Tells a request which engines failed it before. Returns its name in the record of failures.
+    fn avoid_failed(&self, session: &mut Session<P>) -> Option<u64> {
+        let [id, ..] = PASSED;
+        let name = self.record.failures.name(session.headers.get(id)?.as_bytes())?;
+        session.avoid = self.record.failures.of(name, Instant::now());
+        self.record.traffic.retried(!session.avoid.is_empty());
+        Some(name)
     }
 
     /// After a message of the answer.
@@ -346,6 +378,16 @@ impl<P: Place> Picker<P> {
         }
         self.stage = Stage::Placed(running);
         Ok(())
+    }
+}
+
+impl<P: Place> Drop for Picker<P> {
+    fn drop(&mut self) {
+        let answer = match &self.stage {
+            Stage::Placed(running) => running.outcome,
+            Stage::New | Stage::Arriving(_) | Stage::Over => Outcome::Left,
+        };
+        self.record.traffic.over(self.outcome.unwrap_or(answer));
     }
 }
 
@@ -394,10 +436,13 @@ impl Arriving {
 }
 
 impl<P: Place> Running<P> {
-    fn new(placed: &Placed, reserved: Reserved<P>, answers: BodyAnswers) -> Self {
+    fn new(placed: &Placed, reserved: Reserved<P>, answers: BodyAnswers, name: Option<u64>) -> Self {
         Self {
             reserved: Some(reserved),
             endpoint: placed.decode.pool.address().to_owned(),
+            decode: placed.decode.instance,
+            name,
+            outcome: Outcome::Left,
             answers,
             is_stream: false,
             failed: false,
@@ -407,12 +452,13 @@ impl<P: Place> Running<P> {
     }
 
     /// The answer begins.
-    fn answered(&mut self, head: &proto::HttpHeaders, metadata: &proto::Metadata) {
+    fn answered(&mut self, head: &proto::HttpHeaders, metadata: &proto::Metadata, record: &Record) {
         if let Some(proto::Value { kind: Some(Kind::String(served)) }) = metadata.get(NAMESPACE, SERVED)
             && *served != self.endpoint
         {
             tracing::debug!(chosen = self.endpoint, served, "the gateway sent a request elsewhere");
             self.reserved = None;
+            self.outcome = Outcome::Elsewhere;
         }
         for header in head.headers.iter().flat_map(|headers| &headers.headers) {
             match header.key.as_str() {
@@ -422,6 +468,12 @@ impl<P: Place> Running<P> {
                 }
                 "content-type" => self.is_stream = header.text().starts_with("text/event-stream"),
                 _ => {}
+            }
+        }
+        if self.failed && self.reserved.is_some() {
+            self.outcome = Outcome::Failed;
+            if let Some(name) = self.name {
+                record.failures.note(name, self.decode, Instant::now());
             }
         }
     }
@@ -448,6 +500,7 @@ impl<P: Place> Running<P> {
     /// The answer has ended.
     fn end(&mut self) {
         if let Some(reserved) = self.reserved.take().filter(|_| !self.failed) {
+            self.outcome = Outcome::Done;
             reserved.done();
         }
     }

@@ -307,7 +307,7 @@ pub(crate) struct HealthCheckRequest {
 /// `grpc.health.v1.HealthCheckResponse`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct HealthCheckResponse {
-    /// [`SERVING`] or [`NOT_SERVING`].
+    /// [`SERVING`], [`NOT_SERVING`] or, in a watch, [`SERVICE_UNKNOWN`].
     #[prost(int32, tag = "1")]
     pub(crate) status: i32,
 }
@@ -316,3 +316,5 @@ pub(crate) struct HealthCheckResponse {
 pub(crate) const SERVING: i32 = 1;
 /// `ServingStatus.NOT_SERVING`.
 pub(crate) const NOT_SERVING: i32 = 2;
+/// `ServingStatus.SERVICE_UNKNOWN`; only in a watch.
+pub(crate) const SERVICE_UNKNOWN: i32 = 3;

@@ -18,18 +18,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
-use tonic::server::{Grpc, StreamingService, UnaryService};
+use tonic::server::{Grpc, ServerStreamingService, StreamingService, UnaryService};
 use tonic::{Status, Streaming};
 
 use super::picker::{BYTES_PER_PERMIT, Bounds, Flow, Picker};
 use super::proto::{self, HealthCheckRequest, HealthCheckResponse, ProcessingRequest, ProcessingResponse};
+use super::record::Record;
 use crate::proxy::{Limits, Place, Proxy};
 use crate::service::StartError;
 use crate::shared::Shared;
+use crate::traffic::Outcome;
 
 /// The methods that are served.
 pub(crate) const PROCESS: &str = "/envoy.service.ext_proc.v3.ExternalProcessor/Process";
 pub(crate) const CHECK: &str = "/grpc.health.v1.Health/Check";
+pub(crate) const WATCH: &str = "/grpc.health.v1.Health/Watch";
+/// How often the health is looked at that a gateway watches.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
 /// What health checks ask about: everything, readiness, and the names of the service in charts of the
 /// extension.
 const READINESS: [&str; 4] =
@@ -75,7 +80,9 @@ impl GatewayServer {
             silence_max: Duration::from_millis(config.schedule.reservation_ms_max.into()),
             bodies: Arc::new(Semaphore::new((permits / BYTES_PER_PERMIT).min(Semaphore::MAX_PERMITS))),
         };
-        let gateway = Gateway::new(Arc::clone(shared), limits, bounds, config.gateway.streams_max);
+        let record = Record { traffic: shared.traffic.gateway.clone(), ..Record::default() };
+        let streams_max = config.gateway.streams_max;
+        let gateway = Gateway::new(Arc::clone(shared), limits, bounds, streams_max, record);
         Self::serve(addr, gateway).map(Some).map_err(|error| StartError::Listen(addr, error))
     }
 
@@ -128,24 +135,33 @@ pub(super) struct Gateway<P: Place> {
     bounds: Bounds,
     streams: Arc<Semaphore>,
     streams_max: u32,
+    record: Arc<Record>,
 }
 
 impl<P: Place> Gateway<P> {
-    pub(super) fn new(place: Arc<P>, limits: Limits, bounds: Bounds, streams_max: u32) -> Self {
+    pub(super) fn new(
+        place: Arc<P>,
+        limits: Limits,
+        bounds: Bounds,
+        streams_max: u32,
+        record: Record,
+    ) -> Self {
         let streams = Arc::new(Semaphore::new(streams_max as usize));
-        Self { proxy: Proxy::new(Arc::clone(&place), limits), place, bounds, streams, streams_max }
+        let (proxy, record) = (Proxy::new(Arc::clone(&place), limits), Arc::new(record));
+        Self { proxy, place, bounds, streams, streams_max, record }
     }
 }
 
 impl<P: Place> Clone for Gateway<P> {
     fn clone(&self) -> Self {
-        let Self { proxy, place, bounds, streams, streams_max } = self;
+        let Self { proxy, place, bounds, streams, streams_max, record } = self;
         Self {
             proxy: proxy.clone(),
             place: Arc::clone(place),
             bounds: bounds.clone(),
             streams: Arc::clone(streams),
             streams_max: *streams_max,
+            record: Arc::clone(record),
         }
     }
 }
@@ -194,6 +210,16 @@ async fn connection<P: Place>(stream: TcpStream, gateway: Gateway<P>, permit: Ow
 }
 
 impl<P: Place> Gateway<P> {
+    /// The health of a service: a `ServingStatus`.
+    fn health(&self, service: &str) -> i32 {
+        let serves = match service {
+            "liveness" => true,
+            service if READINESS.contains(&service) => !self.place.models().is_empty(),
+            _ => return proto::SERVICE_UNKNOWN,
+        };
+        if serves { proto::SERVING } else { proto::NOT_SERVING }
+    }
+
     async fn call(&self, request: hyper::Request<Incoming>) -> hyper::Response<tonic::body::Body> {
         match request.uri().path() {
             PROCESS => {
@@ -204,6 +230,10 @@ impl<P: Place> Gateway<P> {
             CHECK => {
                 let mut grpc = Grpc::new(Prost::default()).max_decoding_message_size(HEAD_BYTES_MAX);
                 grpc.unary(Check(self.clone()), request).await
+            }
+            WATCH => {
+                let mut grpc = Grpc::new(Prost::default()).max_decoding_message_size(HEAD_BYTES_MAX);
+                grpc.server_streaming(Watch(self.clone()), request).await
             }
             path => Status::unimplemented(format!("there is no method {path}")).into_http(),
         }
@@ -220,11 +250,13 @@ impl<P: Place> StreamingService<ProcessingRequest> for Process<P> {
     fn call(&mut self, request: tonic::Request<Streaming<ProcessingRequest>>) -> Self::Future {
         let Self(gateway) = self;
         let Ok(permit) = Arc::clone(&gateway.streams).try_acquire_owned() else {
+            gateway.record.traffic.ended(Outcome::Unavailable);
             let message = format!("{} requests are under way already", gateway.streams_max);
             return ready(Err(Status::resource_exhausted(message)));
         };
         let (send, receive) = mpsc::channel(ANSWERS_MAX);
-        let picker = Picker::new(Arc::clone(gateway.proxy.core()), gateway.bounds.clone());
+        let (core, record) = (Arc::clone(gateway.proxy.core()), Arc::clone(&gateway.record));
+        let picker = Picker::new(core, gateway.bounds.clone(), record);
         tokio::spawn(async move {
             let gone = send.clone();
             tokio::select! {
@@ -282,14 +314,43 @@ impl<P: Place> UnaryService<HealthCheckRequest> for Check<P> {
     type Future = Ready<Result<tonic::Response<HealthCheckResponse>, Status>>;
 
     fn call(&mut self, request: tonic::Request<HealthCheckRequest>) -> Self::Future {
-        let service = request.into_inner().service;
-        let serves = match service.as_str() {
-            "liveness" => true,
-            service if READINESS.contains(&service) => !self.0.place.models().is_empty(),
-            _ => return ready(Err(Status::not_found("there is no service of this name"))),
+        ready(match self.0.health(&request.into_inner().service) {
+            proto::SERVICE_UNKNOWN => Err(Status::not_found("there is no service of this name")),
+            status => Ok(tonic::Response::new(HealthCheckResponse { status })),
+        })
+    }
+}
+
+struct Watch<P: Place>(Gateway<P>);
+
+impl<P: Place> ServerStreamingService<HealthCheckRequest> for Watch<P> {
+    type Response = HealthCheckResponse;
+    type ResponseStream = ReceiverStream<Result<HealthCheckResponse, Status>>;
+    type Future = Ready<Result<tonic::Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<HealthCheckRequest>) -> Self::Future {
+        let Self(gateway) = self;
+        let Ok(permit) = Arc::clone(&gateway.streams).try_acquire_owned() else {
+            return ready(Err(Status::resource_exhausted("too many requests are under way already")));
         };
-        let status = if serves { proto::SERVING } else { proto::NOT_SERVING };
-        ready(Ok(tonic::Response::new(HealthCheckResponse { status })))
+        let (gateway, service) = (gateway.clone(), request.into_inner().service);
+        let (send, receive) = mpsc::channel(1);
+        tokio::spawn(async move {
+            let mut told = None;
+            loop {
+                let status = gateway.health(&service);
+                if told.replace(status) != Some(status)
+                    && send.send(Ok(HealthCheckResponse { status })).await.is_err()
+                {
+                    break;
+                }
+                if timeout(WATCH_EVERY, send.closed()).await.is_ok() {
+                    break;
+                }
+            }
+            drop(permit);
+        });
+        ready(Ok(tonic::Response::new(ReceiverStream::new(receive))))
     }
 }
 

@@ -16,8 +16,10 @@ use tonic::{Code, Status, Streaming};
 
 use super::picker::{Bounds, Flow, Picker};
 use super::proto::{self, BodyMode, Kind, Part, ProcessingRequest, ProcessingResponse, Reply};
-use super::server::{CHECK, Gateway, GatewayServer, PROCESS, Prost};
+use super::record::Record;
+use super::server::{CHECK, Gateway, GatewayServer, PROCESS, Prost, WATCH};
 use crate::proxy::{Ask, Engine, Handover, Limits, Place, Placed, Pool, Progress, Proxy, Refused};
+use crate::traffic::OutcomeLabels;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Semaphore;
@@ -31,6 +33,7 @@ struct Seen {
     model: String,
     tokens: Vec<u32>,
     among: Option<Vec<String>>,
+    avoid: Vec<u32>,
 }
 
 /// Chooses always the same engine, or refuses.
@@ -71,6 +74,7 @@ impl Place for Fake {
             model: ask.model.into(),
             tokens: ask.tokens.to_vec(),
             among: ask.among.map(<[String]>::to_vec),
+            avoid: ask.avoid.iter().map(|id| id.0).collect(),
         });
         if ask.among.is_some_and(|among| !among.contains(&decode)) {
             return Err(Refused::NoEngine);
@@ -113,7 +117,12 @@ fn limits() -> Limits {
 }
 
 fn picker(fake: &Arc<Fake>, bodies: usize) -> Picker<Fake> {
-    Picker::new(Arc::clone(Proxy::new(Arc::clone(fake), limits()).core()), bounds(bodies))
+    recorded(fake, bodies, &Arc::default())
+}
+
+fn recorded(fake: &Arc<Fake>, bodies: usize, record: &Arc<Record>) -> Picker<Fake> {
+    let core = Arc::clone(Proxy::new(Arc::clone(fake), limits()).core());
+    Picker::new(core, bounds(bodies), Arc::clone(record))
 }
 
 fn message(part: Part) -> ProcessingRequest {
@@ -456,6 +465,33 @@ async fn how_an_answer_goes_is_reported_and_its_end_once() {
 }
 
 #[tokio::test]
+async fn a_retry_avoids_the_engine_that_failed_the_request_and_outcomes_are_counted() {
+    let ((fake, _reports), record) = (Fake::new(), Arc::<Record>::default());
+    let ask = async |id: &str, status: Option<&str>| {
+        let begins = head(&[&COMPLETION[..], &[("x-request-id", id)]].concat(), false);
+        let mut picker = recorded(&fake, 10, &record);
+        let first = [message(Part::RequestHeaders(begins)), body(PROMPT, true)];
+        let status = status.map(|status| message(Part::ResponseHeaders(head(&[(":status", status)], true))));
+        give(&mut picker, first.into_iter().chain(status)).await.unwrap();
+        fake.seen.lock().unwrap().pop().unwrap().avoid
+    };
+    assert_eq!(ask("a", Some("503")).await, [] as [u32; 0]);
+    assert_eq!(ask("a", Some("429")).await, [1]);
+    assert_eq!(ask("b", Some("404")).await, [] as [u32; 0], "it is another request");
+    assert_eq!(ask("b", Some("200")).await, [] as [u32; 0], "what is wrong with a request is no failure");
+    assert_eq!(ask("", None).await, [] as [u32; 0]);
+    *fake.refuses.lock().unwrap() = Some(Refused::NoModel);
+    give(&mut recorded(&fake, 10, &record), [begin(), body(PROMPT, true)]).await.unwrap();
+    give(&mut recorded(&fake, 10, &record), [begin(), begin()]).await.unwrap_err();
+    let count = |outcome| record.traffic.requests.get_or_create(&OutcomeLabels { outcome }).get();
+    let counts = ["done", "failed", "left", "wrong", "protocol", "overloaded"].map(count);
+    assert_eq!(
+        (counts, record.traffic.retried.get(), record.traffic.in_flight.get()),
+        ([2, 2, 1, 1, 1, 0], 1, 0)
+    );
+}
+
+#[tokio::test]
 async fn hostile_messages_end_the_stream() {
     let (fake, mut reports) = Fake::new();
     let observed = ProcessingRequest { observability_mode: true, ..begin() };
@@ -498,7 +534,7 @@ async fn hostile_messages_end_the_stream() {
 // ---------------------------------------------------------------------------------------------- loopback
 
 fn serve(fake: &Arc<Fake>, streams_max: u32) -> GatewayServer {
-    let gateway = Gateway::new(Arc::clone(fake), limits(), bounds(1_000), streams_max);
+    let gateway = Gateway::new(Arc::clone(fake), limits(), bounds(1_000), streams_max, Record::default());
     GatewayServer::serve("127.0.0.1:0".parse().unwrap(), gateway).unwrap()
 }
 
@@ -545,7 +581,8 @@ async fn a_request_goes_there_and_back_over_grpc() {
     let trailers = answers.message().await.unwrap().unwrap().response;
     assert!(matches!(trailers, Some(Reply::RequestTrailers(_))));
     let seen = fake.seen.lock().unwrap().pop().unwrap();
-    let expected = Seen { tenant: "t".into(), model: "m".into(), tokens: vec![1, 2, 3], among: None };
+    let expected =
+        Seen { tenant: "t".into(), model: "m".into(), tokens: vec![1, 2, 3], among: None, avoid: vec![] };
     assert_eq!(seen, expected);
 
     send.send(message(Part::ResponseHeaders(head(&STREAM, false)))).await.unwrap();
@@ -652,6 +689,29 @@ async fn health_follows_the_engines() {
         assert_eq!(check(name).await, Ok(proto::NOT_SERVING), "{name}");
     }
     assert_eq!(check("liveness").await, Ok(proto::SERVING));
+}
+
+#[tokio::test]
+async fn health_that_is_watched_is_told_when_it_changes() {
+    let (fake, _reports) = Fake::new();
+    let server = serve(&fake, 2);
+    // Each on a connection of its own: a client does not open more streams than the server allows.
+    let watch = async |service: &str| {
+        let mut grpc = client(server.addr()).await;
+        let asked = tonic::Request::new(proto::HealthCheckRequest { service: service.into() });
+        grpc.ready().await.unwrap();
+        let codec = Prost::<_, proto::HealthCheckResponse>::default();
+        grpc.server_streaming(asked, PathAndQuery::from_static(WATCH), codec).await
+    };
+    let mut all = watch("").await.unwrap().into_inner();
+    let mut other = watch("other").await.unwrap().into_inner();
+    assert_eq!(watch("").await.unwrap_err().code(), Code::ResourceExhausted);
+    assert_eq!(other.message().await.unwrap().unwrap().status, proto::SERVICE_UNKNOWN);
+    assert_eq!(all.message().await.unwrap().unwrap().status, proto::SERVING);
+    fake.models.lock().unwrap().clear();
+    assert_eq!(all.message().await.unwrap().unwrap().status, proto::NOT_SERVING);
+    fake.models.lock().unwrap().push("m".into());
+    assert_eq!(all.message().await.unwrap().unwrap().status, proto::SERVING);
 }
 
 #[tokio::test]

@@ -36,6 +36,8 @@ pub(crate) struct QueryForm {
     /// otherwise.
     pub(crate) ttft_slo_ms: Option<u32>,
     pub(crate) tbt_slo_ms: Option<u32>,
+    /// For `/schedule`: instances that failed the request before, by name or HTTP address.
+    pub(crate) avoid: Vec<Value>,
 }
 
 /// What a query is about.
@@ -75,6 +77,11 @@ impl QueryForm {
             Some(field) => Err(format!("`{field}` has more than {NAME_BYTES_MAX} bytes")),
             None => Ok(about),
         }
+    }
+
+    /// The instances to avoid: names, which Dynamo writes as numbers, or addresses.
+    pub(crate) fn avoid(&self) -> Vec<String> {
+        self.avoid.iter().filter_map(text_of).collect()
     }
 
     /// The shape of the answer: the one that the query string names, or that of the interface whose fields

@@ -93,6 +93,7 @@ fn decide(
         ttft: limit(prompt.form.ttft_slo_ms, config.ttft_slo_ms),
         tbt: limit(prompt.form.tbt_slo_ms, config.tbt_slo_ms),
     };
+    let avoid = app.shared.directory().named(&prompt.about.tenant, &prompt.form.avoid());
     let request = Request {
         tenant: &prompt.about.tenant,
         model: &prompt.about.model,
@@ -100,12 +101,11 @@ fn decide(
         block_tokens: prompt.block_tokens,
         expected_output: prompt.form.expected_output,
         slo,
+        among: None,
+        avoid: &avoid,
     };
-    let decision = app
-        .shared
-        .place_request(prompt.context, &request, (matches, coming), keys, None)
-        .map_err(|refusal| refused(&refusal))?;
-    Ok(decision)
+    let decision = app.shared.place_request(prompt.context, &request, (matches, coming), keys);
+    decision.map_err(|refusal| refused(&refusal))
 }
 
 fn refused(refusal: &Refusal) -> Refused {

@@ -203,9 +203,9 @@ pub(crate) struct OwnerRow {
 /// What every owner has.
 pub(crate) fn owner_rows(app: &App) -> Vec<OwnerRow> {
     let knowledge = app.shared.knowledge.read();
-    let contexts: Vec<_> = knowledge.contexts().map(|(_, context)| context.clone()).collect();
+    let contexts: HashMap<_, _> = knowledge.contexts().collect();
     let row = |digest: conductor_core::knowledge::OwnerDigest| {
-        let context = contexts.get(digest.context.0 as usize)?;
+        let context = contexts.get(&digest.context)?;
         Some(OwnerRow {
             tenant_id: context.tenant.clone(),
             model_name: context.model.clone(),

@@ -38,6 +38,14 @@ impl Intake {
         readable
     }
 
+    /// The events of the message that was decoded last.
+    ///
+    /// # Panics
+    /// Nothing waits.
+    pub(super) fn latest(&self) -> &Batch {
+        &self.batches[self.decoded.len() - 1]
+    }
+
     /// Whether what waits is to be applied before more is decoded.
     pub(super) fn is_full(&self) -> bool {
         self.decoded.len() >= MESSAGES_MAX || self.bytes >= BYTES_MAX

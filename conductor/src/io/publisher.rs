@@ -271,6 +271,9 @@ impl Sink for Applier<'_> {
     fn apply(&mut self, _seq: u64, payload: &[u8]) -> bool {
         self.totals.bytes += payload.len() as u64;
         let readable = self.intake.decode(self.decoder, payload);
+        if readable && self.shared.replicas.follows(self.what.kind) {
+            self.shared.replicas.heard(self.what.id, self.intake.latest());
+        }
         if self.intake.is_full() {
             self.flush();
         }
@@ -281,6 +284,7 @@ impl Sink for Applier<'_> {
         info!(publisher = self.what.name, %reason, "what a publisher said is forgotten");
         self.flush();
         self.decoder.restart();
+        self.shared.replicas.forget(self.what.id);
         self.shared.knowledge.write().fence(self.what.id, reason);
     }
 

@@ -20,6 +20,7 @@ use crate::discovery::{self, AskError};
 use crate::http::App;
 use crate::registry::{self, Positions, RegisterError};
 use crate::service::StartError;
+use crate::traffic::KubernetesTraffic;
 
 /// Longest time for a page of a list.
 const LIST_TIME_MAX: Duration = Duration::from_secs(30);
@@ -70,7 +71,8 @@ impl Watcher {
         let runtime = runtime.map_err(StartError::System)?;
         let (stop, mut stopped) = watch::channel(false);
         let (send, news) = mpsc::channel(NEWS_MAX);
-        let reader = Reader { source, send };
+        let traffic = app.shared.traffic.kubernetes.clone();
+        let reader = Reader { source, send, traffic };
         let spawned = thread::Builder::new().name("snowskin-k8s-read".into()).spawn(move || reader.run());
         spawned.map_err(StartError::System)?;
         let engines = Engines::new(app.clone(), Slices::new(config));
@@ -273,6 +275,7 @@ enum News {
 struct Reader {
     source: Source,
     send: mpsc::Sender<News>,
+    traffic: KubernetesTraffic,
 }
 
 impl Reader {
@@ -290,6 +293,7 @@ impl Reader {
                 }
                 Err(Failure::Other(why)) => {
                     // What is known stays: an API server that is away says nothing about engines.
+                    self.traffic.failures.inc();
                     warn!(why, "EndpointSlices cannot be followed");
                     version = None;
                     self.rest(wait);
@@ -316,6 +320,7 @@ impl Reader {
             Some(from) => from,
             None => {
                 let (slices, from) = self.source.list()?;
+                self.traffic.lists.inc();
                 tell(News::List(slices));
                 from
             }
@@ -323,6 +328,7 @@ impl Reader {
         let mut watch = self.source.watch(&from)?;
         let mut reached = from;
         while let Some(event) = watch.next()? {
+            self.traffic.events.inc();
             let (news, at) = match event {
                 Event::Bookmark(at) => (None, at),
                 Event::Put(slice) => {
@@ -384,6 +390,8 @@ impl Engines {
                 }
                 _ = again.tick() => if self.asking.is_empty() { self.ask() },
             }
+            let waiting = self.wanted.len().saturating_sub(self.registered.len());
+            self.app.shared.traffic.kubernetes.engines(self.registered.len(), waiting);
         }
     }
 

@@ -31,12 +31,14 @@ use std::time::Duration;
 use hyper::body::Bytes;
 use hyper::header::{self, HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Response, StatusCode};
+use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 pub use body::{Answer, CollectError, Sink, Stream, collect};
 pub use client::{Exchange, Message, Pool, SendError};
+use counters::Ticket;
 pub use counters::{Counters, Figures};
 pub use listener::{Asked, ConnectionLimits, serve};
 pub use place::{Ask, Engine, Handover, Place, Placed, Progress, Refused, Reservation};
@@ -107,7 +109,7 @@ pub(crate) struct Core<P: Place> {
     pub(crate) place: Arc<P>,
     pub(crate) limits: Limits,
     pub(crate) tokenizer: Tokenizer,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     requests: Arc<Semaphore>,
     /// Numbers of rooms and requests follow from it.
     random: RandomState,
@@ -141,9 +143,9 @@ impl<P: Place> Proxy<P> {
     #[must_use]
     pub fn new(place: Arc<P>, limits: Limits) -> Self {
         Self(Arc::new(Core {
-            place,
             tokenizer: Tokenizer::new(limits.remembered_ids_max),
-            counters: Counters::default(),
+            counters: place.counters(),
+            place,
             requests: Arc::new(Semaphore::new(limits.requests_max.min(Semaphore::MAX_PERMITS))),
             random: RandomState::new(),
             next: AtomicU64::new(0),
@@ -212,8 +214,24 @@ impl<P: Place> Proxy<P> {
         began: Instant,
         is_chat: bool,
     ) -> Result<Response<Answer>, Stop> {
+        let mut ticket = Some(Ticket::new(&self.0.counters));
+        let answered = self.answer_completion(request, headers, began, is_chat, &mut ticket).await;
+        // That of a stream goes with the stream.
+        if let Some(ticket) = ticket {
+            ticket.settle();
+        }
+        answered
+    }
+
+    async fn answer_completion(
+        &self,
+        request: Asked,
+        headers: HeaderMap,
+        began: Instant,
+        is_chat: bool,
+        ticket: &mut Option<Ticket>,
+    ) -> Result<Response<Answer>, Stop> {
         let core = &self.0;
-        core.counters.requests.fetch_add(1, Ordering::Relaxed);
         let place = Arc::clone(&core.requests).try_acquire_owned().map_err(|_| Stop::Own {
             status: StatusCode::SERVICE_UNAVAILABLE,
             message: format!("{} requests are under way already", core.limits.requests_max),
@@ -228,6 +246,7 @@ impl<P: Place> Proxy<P> {
         // The client's time to send the body is not the proxy's.
         let mut session = Session::new(core, (fields, wanted), headers, tenant, began);
         session.tokenize().await?;
+        Counters::add(&core.counters.prompt_tokens, session.tokens.as_ref().map_or(0, |it| it.len() as u64));
         let asked = session::Asked { path: session.wanted.path(), changes: Vec::new() };
         if !session.wanted.stream {
             return whole(session, &asked).await;
@@ -237,8 +256,12 @@ impl<P: Place> Proxy<P> {
         let status = attempt.exchange.status();
         let kind = attempt.exchange.headers().get(header::CONTENT_TYPE).cloned();
         let kind = kind.unwrap_or(HeaderValue::from_static("text/event-stream; charset=utf-8"));
+        let ticket = ticket.take();
         let mut response = Response::new(Answer::streamed(|sink| async move {
             Relay::new(session).run(attempt, sink).await;
+            if let Some(ticket) = ticket {
+                ticket.settle();
+            }
             drop(place);
         }));
         *response.status_mut() = status;
@@ -291,7 +314,10 @@ async fn whole<P: Place>(
                     match body {
                         Ok(Ok(body)) => {
                             attempt.reserved.report(Progress::FirstToken);
-                            session.core.counters.done.fetch_add(1, Ordering::Relaxed);
+                            Counters::add(&session.core.counters.done, 1);
+                            let output = output_tokens(&body);
+                            Counters::add(&session.core.counters.output_tokens, output.into());
+                            attempt.reserved.report(Progress::Tokens(output));
                             let kind = attempt.exchange.headers().get(header::CONTENT_TYPE).cloned();
                             attempt.exchange.finish(&attempt.placed.decode.pool);
                             attempt.reserved.done();
@@ -321,6 +347,20 @@ async fn whole<P: Place>(
             return Err(Stop::own(StatusCode::BAD_GATEWAY, format!("no engine answered: {}", failed.why)));
         }
     }
+}
+
+/// The tokens of an answer in one piece, as its `usage` says; 0 where it says nothing.
+fn output_tokens(body: &[u8]) -> u32 {
+    #[derive(Deserialize)]
+    struct Whole {
+        usage: Option<Usage>,
+    }
+    #[derive(Deserialize)]
+    struct Usage {
+        completion_tokens: Option<u32>,
+    }
+    let whole = serde_json::from_slice::<Whole>(body).ok();
+    whole.and_then(|whole| whole.usage?.completion_tokens).unwrap_or(0)
 }
 
 const JSON: &str = "application/json";

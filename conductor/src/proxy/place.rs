@@ -6,6 +6,7 @@ use std::time::Duration;
 use conductor_core::InstanceId;
 
 use super::client::Pool;
+use super::counters::Counters;
 
 /// Decides where requests go. The Conductor's service implements it.
 pub trait Place: Send + Sync + 'static {
@@ -26,6 +27,11 @@ pub trait Place: Send + Sync + 'static {
 
     /// The models that engines serve.
     fn models(&self) -> Vec<String>;
+
+    /// Where a proxy counts what it does; by default in counters of its own.
+    fn counters(&self) -> Arc<Counters> {
+        Arc::default()
+    }
 }
 
 /// What is reserved by a decision.

@@ -14,13 +14,13 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 
 use hyper::body::Bytes;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::body::Sink;
+use super::counters::Counters;
 use super::place::{Place, Progress};
 use super::session::{Asked, Attempt, Failed, Session, Stop, ended};
 use super::sse::{Chunk, Splitter, data, events};
@@ -87,7 +87,7 @@ impl<P: Place> Relay<P> {
         loop {
             let (failed, said) = match self.pump(&mut attempt, &sink).await {
                 Ok(()) => {
-                    self.session.core.counters.done.fetch_add(1, Ordering::Relaxed);
+                    Counters::add(&self.session.core.counters.done, 1);
                     attempt.exchange.finish(&attempt.placed.decode.pool);
                     attempt.reserved.done();
                     return;
@@ -98,17 +98,19 @@ impl<P: Place> Relay<P> {
             drop(attempt);
             self.session.failed(&failed);
             if self.is_last {
+                Counters::add(&self.session.core.counters.done, 1);
                 sink.send(self.closing(false)).await;
                 return;
             }
             attempt = match self.resume().await {
                 Ok(Some(attempt)) => attempt,
                 Ok(None) => {
+                    Counters::add(&self.session.core.counters.done, 1);
                     sink.send(self.closing(true)).await;
                     return;
                 }
                 Err(stop) => {
-                    self.session.core.counters.broken.fetch_add(1, Ordering::Relaxed);
+                    Counters::add(&self.session.core.counters.broken, 1);
                     sink.send(said.unwrap_or_else(|| error_event(&failed, &stop))).await;
                     return;
                 }
@@ -152,12 +154,14 @@ impl<P: Place> Relay<P> {
             let (passed, error) = self.pass(piece);
             if self.sent > before {
                 if before == 0 {
-                    self.session.core.counters.first_token(attempt);
+                    self.session.core.counters.first_token(&self.session, attempt);
                 }
                 if std::mem::take(&mut is_first) {
                     attempt.reserved.report(Progress::FirstToken);
                 }
                 attempt.reserved.report(Progress::Tokens(self.sent - before));
+                let more = u64::from(self.sent - before);
+                Counters::add(&self.session.core.counters.output_tokens, more);
             }
             if !passed.is_empty() {
                 sink.send(passed).await;
@@ -274,7 +278,7 @@ impl<P: Place> Relay<P> {
         }
         changes.extend(CHAT_ONLY.map(|name| (name, None)));
         let asked = Asked { path: "/v1/completions", changes };
-        self.session.core.counters.continued.fetch_add(1, Ordering::Relaxed);
+        Counters::add(&self.session.core.counters.continued, 1);
         self.session.attempt(&asked, &self.output).await.map(Some)
     }
 

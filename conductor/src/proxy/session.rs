@@ -20,6 +20,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::client::{Exchange, Message};
+use super::counters::Counters;
 use super::place::{Ask, Engine, Handover, Placed, Progress, Refused, Reservation};
 use super::request::{Fields, Prompt};
 use super::{Core, Place};
@@ -289,7 +290,7 @@ impl<P: Place> Session<P> {
     /// Remembers what failed.
     pub(crate) fn failed(&mut self, failed: &Failed) {
         tracing::debug!(why = failed.why, "a request goes elsewhere");
-        self.core.counters.retries.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Counters::add(&self.core.counters.retries, 1);
         for &engine in &failed.engines {
             if failed.is_gone {
                 self.core.place.suspect(engine);

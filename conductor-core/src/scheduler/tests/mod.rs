@@ -62,12 +62,12 @@ fn a_request_is_sent_only_to_instances_that_it_may_be_sent_to() {
     let mut scheduler = cluster(SchedulerConfig::default(), 2, 3);
     let only = |id| move |instance| instance == InstanceId(id);
     for id in [100, 102, 101, 102] {
-        let decision = scheduler.decide_among(at(0), &ask(10_000, &[has(1, 15)]), &[], only(id));
+        let decision = scheduler.decide_among(at(0), &ask(10_000, &[has(1, 15)]), &[], only(id), &[]);
         let decision = decision.expect("an instance that decodes");
         assert_eq!(decision.decode, InstanceId(id));
         assert!(decision.prefill < InstanceId(2), "who only prefills is not asked about");
     }
-    let refused = scheduler.decide_among(at(0), &ask(10_000, &[]), &[], only(7)).unwrap_err();
+    let refused = scheduler.decide_among(at(0), &ask(10_000, &[]), &[], only(7), &[]).unwrap_err();
     assert_eq!(refused.reason, Reason::NoDecode);
     assert!(scheduler.decide(at(0), &ask(10_000, &[])).is_ok(), "the next decision is free again");
 
@@ -78,11 +78,45 @@ fn a_request_is_sent_only_to_instances_that_it_may_be_sent_to() {
     }
     for id in [2, 0, 1] {
         let decision =
-            both.decide_among(at(0), &ask(10_000, &[has(1, 15)]), &[], only(id)).expect("an instance");
+            both.decide_among(at(0), &ask(10_000, &[has(1, 15)]), &[], only(id), &[]).expect("an instance");
         assert_eq!((decision.prefill, decision.decode), (InstanceId(id), InstanceId(id)));
     }
-    let refused = both.decide_among(at(0), &ask(10_000, &[]), &[], |_| false).unwrap_err();
+    let refused = both.decide_among(at(0), &ask(10_000, &[]), &[], |_| false, &[]).unwrap_err();
     assert_eq!(refused.reason, Reason::NoPrefill);
+}
+
+#[test]
+fn an_instance_that_failed_is_used_only_where_no_other_one_is_there() {
+    let avoiding = |scheduler: &mut Scheduler, avoid: &[u32]| {
+        let avoid: Vec<_> = avoid.iter().map(|id| InstanceId(*id)).collect();
+        // Whatever its prefix is worth.
+        let decision = scheduler.decide_among(at(0), &ask(100_000, &[has(1, 190)]), &[], |_| true, &avoid);
+        decision.map(|decision| (decision.prefill.0, decision.decode.0))
+    };
+    let mut scheduler = cluster(SchedulerConfig::default(), 2, 2);
+    assert_eq!(avoiding(&mut scheduler, &[1, 100]), Ok((0, 101)));
+    let decision = scheduler.decide(at(0), &ask(100_000, &[has(1, 190)])).expect("placed");
+    assert_eq!(decision.prefill, InstanceId(1), "the next decision avoids none");
+    assert_eq!(avoiding(&mut scheduler, &[0, 101]), Ok((1, 100)));
+    // All that prefill have failed: the ones that decode and have not are still preferred, and the reverse.
+    let (prefill, decode) = avoiding(&mut scheduler, &[0, 1, 100]).expect("those that failed try again");
+    assert!(prefill < 2 && decode == 101);
+    let (prefill, decode) = avoiding(&mut scheduler, &[1, 100, 101]).expect("those that failed try again");
+    assert!(prefill == 0 && decode >= 100);
+    assert!(avoiding(&mut scheduler, &[0, 1, 100, 101]).is_ok());
+    assert_eq!(scheduler.counters().refused_other, 0, "what was tried in between is no refusal");
+
+    let mut both = Scheduler::new(SchedulerConfig::default());
+    let kind = both.add_kind(CostModel::LLAMA3_70B_A800);
+    for id in 0..2 {
+        both.add_instance(InstanceSpec::new(InstanceId(id), Role::Both, kind)).expect("a free name");
+    }
+    assert_eq!(avoiding(&mut both, &[1]), Ok((0, 0)));
+    assert!(avoiding(&mut both, &[0, 1]).is_ok());
+    both.instance_lost(at(0), InstanceId(0));
+    both.instance_lost(at(0), InstanceId(1));
+    assert_eq!(avoiding(&mut both, &[0, 1]).unwrap_err().reason, Reason::NoPrefill);
+    assert_eq!(both.counters().refused_other, 1);
 }
 
 #[test]

@@ -350,6 +350,47 @@ fn a_prefix_whose_holder_is_busy_is_copied() {
         asked = asked.or(scheduler.next_replicate());
     }
     let asked = asked.expect("a copy");
-    assert_eq!((asked.key, asked.blocks, asked.from), (BlockKey(69), 70, InstanceId(0)));
+    assert_eq!((asked.key, asked.blocks, asked.from), (BlockKey(69), 70, Source::Instance(InstanceId(0))));
     assert_ne!(asked.to, InstanceId(0));
+}
+
+#[test]
+fn a_prefix_that_is_fetched_from_the_store_often_is_copied_there_as_far_as_requests_share_it() {
+    let fetching = |hot: &mut Scheduler, ms, keys: &[BlockKey], store_blocks| {
+        let decision = decide(hot, ms, &Ask { keys, store_blocks, ..ask(40_000, &[]) });
+        assert_eq!(decision.fetch.map(|fetch| fetch.from), Some(Source::Store));
+        hot.next_replicate()
+    };
+    let config = || SchedulerConfig {
+        replication: Some(ReplicationConfig {
+            wait_min: Duration::from_secs(1),
+            ..ReplicationConfig::default()
+        }),
+        admission: false,
+        ships: false,
+        ..SchedulerConfig::default()
+    };
+    // The same prompt again and again: all of what the store has.
+    let mut same = cluster(config(), 4, 2);
+    let keys: Vec<_> = (0..78).map(BlockKey).collect();
+    let asked: Vec<_> = (0..40).filter_map(|i| fetching(&mut same, 100 * i, &keys, 70)).collect();
+    assert!(asked.len() >= 2, "{asked:?}");
+    assert!(
+        asked.iter().all(|it| (it.key, it.blocks, it.from) == (BlockKey(69), 70, Source::Store)),
+        "{asked:?}"
+    );
+    // Prompts that share 40 blocks: the longest power of two below it.
+    let mut shared = cluster(config(), 4, 2);
+    let asked: Vec<_> = (0..40)
+        .filter_map(|i| {
+            let keys: Vec<_> =
+                (0..78).map(|at| BlockKey(if at < 40 { at } else { 1_000 * (i + 1) + at })).collect();
+            fetching(&mut shared, 100 * i, &keys, 70)
+        })
+        .collect();
+    assert!(asked.iter().any(|it| (it.key, it.blocks) == (BlockKey(31), 32)), "{asked:?}");
+    assert!(asked.iter().all(|it| it.blocks <= 32), "{asked:?}");
+    // Seldom: never.
+    let mut seldom = cluster(config(), 4, 2);
+    assert!((0..40).all(|i| fetching(&mut seldom, 100_000 * i, &keys, 70).is_none()));
 }
