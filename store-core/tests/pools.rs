@@ -402,6 +402,7 @@ fn a_master_without_state_gives_pages_of_processes_that_have_ended_as_their_host
     let mut master = self::master();
     let records = [of(0, 1, 0), of(1, 2, 0)];
     assert_eq!(take(&mut master, &page(8, 10), &records), full(2));
+    assert_eq!(take(&mut master, &page(8, 0), &records), full(2), "two unknown hosts need not be one");
     assert_eq!(master.free_page(&PageFreed { pool: POOL, slot: 0, epoch: 100 }), Ok(()));
     assert_eq!(take(&mut master, &page(8, 10), &records), given(0, 102));
     // A process has given its page back, and the record says so to every host.
