@@ -124,8 +124,15 @@ impl Conductor {
             registry::register(&shared, &app.commander, engine, &restored.positions)
                 .map_err(|error| StartError::Engine(engine.instance.clone(), error))?;
         }
-        for engine in &restored.engines {
-            // The settings go first, and what contradicts them is gone.
+        let of_settings = |engine: &&EngineConfig| {
+            shared.config.engines.iter().filter(known).any(|own| {
+                let ranks = own.dp_rank..own.dp_rank + own.dp_ranks;
+                (&own.tenant, &own.instance, &own.lora) == (&engine.tenant, &engine.instance, &engine.lora)
+                    && ranks.contains(&engine.dp_rank)
+            })
+        };
+        for engine in restored.engines.iter().filter(|engine| !of_settings(engine)) {
+            // The settings go first, also where an engine has moved, and what contradicts them is gone.
             if let Err(error) = registry::register(&shared, &app.commander, engine, &restored.positions) {
                 info!(engine = engine.instance, %error, "an engine of the snapshot is not registered");
             }
