@@ -30,6 +30,8 @@ pub(crate) fn run(name: &str, args: &[&str]) -> Result<()> {
         ("nvmeof", ["disk", device]) => nvmeof::disk(device),
         ("cxl", ["own", path]) => cxl::own(path),
         ("cxl", ["write", path, slot, epoch, export, len]) => cxl::write(path, slot, epoch, export, len),
+        ("cxl", ["store-node", path, master, host]) => cxl::store_node(path, master, host),
+        ("cxl", ["store-peer", path, master, rounds]) => cxl::store_peer(path, master, rounds),
         ("cxl", ["poison", path, at]) => cxl::poison(path, at),
         ("cxl", ["paint", path, seed, bytes]) => {
             let mut dax = DevDax::open(Path::new(path), bytes.parse()?)?;

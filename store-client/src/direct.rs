@@ -104,6 +104,7 @@ impl NotDirect {
 
 /// An object on a disk that may be exported.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "nvmeof"), allow(dead_code, reason = "for the reader of namespaces"))]
 pub(crate) struct DirectRead {
     /// Comes back with the end.
     pub(crate) id: u64,
@@ -133,6 +134,7 @@ pub(crate) struct DirectReader {
 
 /// How nodes are asked.
 #[derive(Clone)]
+#[cfg_attr(not(feature = "nvmeof"), allow(dead_code, reason = "for the reader of namespaces"))]
 struct Settings {
     rpc: RpcConfig,
     identity: Identity,

@@ -64,6 +64,7 @@ pub(crate) enum NotRead {
     /// yet.
     Failed,
     /// An object on an exported disk was not read there ([`crate::direct`]).
+    #[cfg_attr(not(feature = "nvmeof"), allow(dead_code, reason = "for the reader of namespaces"))]
     Direct(NotDirect),
 }
 

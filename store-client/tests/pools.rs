@@ -40,6 +40,7 @@ fn entry() {
         "node" => be_node(&role),
         "client" => be_client(&role),
         "half-put" => be_half_put(&role),
+        "rounds" => be_other_half(&role),
         _ => {}
     }
 }
@@ -122,6 +123,41 @@ fn be_client(role: &[String]) {
         assert_eq!(client.get(key.as_bytes()).unwrap(), Some(value));
     }
     say(&rails(&client).join(","));
+    wait_for_parent();
+}
+
+/// Rounds of [`rounds`].
+const ROUNDS: u64 = 1_000;
+
+/// In turns with another process: puts an object for the other one, gets that one's, compares it and removes
+/// it, so that its lines are used again. `me`: 0 begins.
+fn rounds(client: &mut Client, me: u64) {
+    for round in 0..ROUNDS {
+        let key = format!("r{round}");
+        let value = pattern(round, 1 + (round as usize * 7_919) % 300_000);
+        if round % 2 == me {
+            eventually("there is room", || client.put(key.as_bytes(), &value, &ONE).unwrap_or(false));
+            continue;
+        }
+        // timing: only a hang takes as long
+        let deadline = std::time::Instant::now() + Duration::from_secs(60);
+        let found = loop {
+            match client.get(key.as_bytes()).unwrap() {
+                Some(found) => break found,
+                // timing: as above
+                None => assert!(std::time::Instant::now() < deadline, "round {round} was not put"),
+            }
+        };
+        assert!(found == value, "a wrong byte in round {round}");
+        client.remove(key.as_bytes(), RemoveMode::Force).unwrap();
+    }
+}
+
+/// The role `rounds MASTER POOL flush`: the other process of [`rounds`]. It says its rails and its mismatches.
+fn be_other_half(role: &[String]) {
+    let mut client = connect(role);
+    rounds(&mut client, 1);
+    say(&format!("{} {}", rails(&client).join(","), client.counters().checksum_mismatches));
     wait_for_parent();
 }
 
@@ -504,6 +540,25 @@ fn what_is_put_into_a_pool_without_coherent_caches_is_what_other_processes_get_a
     assert_eq!((rails(&client), rails(&other)), (vec!["cxl".to_owned()], vec!["cxl".to_owned()]));
     assert_eq!(client.counters().checksum_mismatches + other.counters().checksum_mismatches, 0);
     writer.stop();
+    node.stop();
+}
+
+/// Two processes and a node in a third one, as on three hosts that map one device. The file is memory of this
+/// host, whose caches are coherent: what is shown is that each line has one writer, and no line is used too
+/// early. `hw-tests` runs the same on two machines (profile `cxl` of the lab).
+#[test]
+fn two_processes_put_get_and_use_the_lines_of_a_pool_again_without_a_wrong_byte() {
+    let config = MasterConfig { lease_ttl_ms: 100, ..MasterConfig::default() };
+    let (master, pool) = (master_with(config), PoolFile::new("two-processes"));
+    let (addr, path) = (master.rpc_addr(), pool.0.to_str().unwrap());
+    let mut node = Process::start("entry", &["node", "a", &addr.to_string(), path, "0", "flush"]);
+    node.said();
+    let mut other = Process::start("entry", &["rounds", &addr.to_string(), path, "flush"]);
+    let mut client = flush_client(addr.into(), &pool, "cxl");
+    rounds(&mut client, 0);
+    assert_eq!(other.said(), "cxl 0");
+    assert_eq!((rails(&client), client.counters().checksum_mismatches), (vec!["cxl".to_owned()], 0));
+    other.stop();
     node.stop();
 }
 

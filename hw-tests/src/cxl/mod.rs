@@ -1,8 +1,10 @@
 //! Owners and peers of a CXL pool, in this process and in others.
 
 mod roles;
+mod store;
 
 pub(crate) use roles::{own, poison, write};
+pub(crate) use store::{store_node, store_peer, store_rounds};
 
 use crate::sys::{Pages, register_part};
 use anyhow::{Context as _, Result, ensure};

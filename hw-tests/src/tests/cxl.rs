@@ -1,7 +1,7 @@
 //! CXL memory as device-DAX: mapped, written, read back, and read by another host of the same pool. Then the
 //! same memory as a pool of ours: an initiator here, an owner on the peer.
 
-use crate::cxl::{Guest, Owner};
+use crate::cxl::{self, Guest, Owner};
 use crate::host::{Host, Need};
 use crate::remote::Process;
 use crate::runner::Test;
@@ -38,6 +38,11 @@ pub(super) const TESTS: &[Test] = &[
         name: "a_range_of_a_cxl_pool_is_used_again_without_a_wrong_byte",
         needs: OF_POOLS,
         run: used_again,
+    },
+    Test {
+        name: "clients_of_two_hosts_put_get_and_reuse_a_store_in_a_cxl_pool_without_a_wrong_byte",
+        needs: OF_POOLS,
+        run: store_rounds,
     },
     Test {
         name: "of_two_owners_that_claim_one_extent_of_a_cxl_pool_one_loses",
@@ -192,6 +197,43 @@ fn used_again(host: &Host) -> Result<()> {
         began.elapsed().as_secs_f64()
     );
     owner.0.kill()
+}
+
+/// Clients here and on the peer, and a node there, without coherent caches: what one puts, the other one gets
+/// and removes, so that the lines are used again.
+fn store_rounds(host: &Host) -> Result<()> {
+    let rounds = if host.may_take_long() { ROUNDS_LONG } else { ROUNDS };
+    let (ours, theirs) = new_pool(host)?;
+    let (here, there) = host.peer()?.management();
+    let config = store_master::Config {
+        rpc_listen: std::net::SocketAddr::new(here, 0),
+        http_listen: None,
+        ..store_master::Config::default()
+    };
+    let master = store_master::MasterServer::bind(config)?.spawn()?;
+    let (address, rounds_text) = (master.rpc_addr().to_string(), rounds.to_string());
+    let mut node = host.peer()?.start(&[
+        "self",
+        "helper",
+        "cxl",
+        "store-node",
+        &theirs,
+        &address,
+        &there.to_string(),
+    ])?;
+    ensure!(node.receive()? == "ready", "the node does not start");
+    let began = Instant::now();
+    let mut other =
+        host.peer()?.start(&["self", "helper", "cxl", "store-peer", &theirs, &address, &rounds_text])?;
+    cxl::store_rounds(&ours, &address, (0, rounds))?;
+    ensure!(other.receive()? == "done", "the peer's client");
+    println!(
+        "    {}{rounds} rounds of put, get and reuse by clients of two hosts, 0 wrong bytes, {:.1} s",
+        host.label(),
+        began.elapsed().as_secs_f64()
+    );
+    other.kill()?;
+    node.kill()
 }
 
 /// Two owners claim the same extent at the same time, in epochs that the master has given out one after the

@@ -50,6 +50,7 @@ pub struct Exported {
 
 impl Exported {
     /// What a node says. `None`: it cannot be.
+    #[cfg_attr(not(feature = "nvmeof"), allow(dead_code, reason = "for the reader of namespaces"))]
     pub(crate) fn of(said: &ExportedDisk<'_>) -> Option<Self> {
         let ExportedDisk { uuid, bytes, extent_bytes, nsid, offset, .. } = *said;
         let address = said.address.parse().ok()?;
