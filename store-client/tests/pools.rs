@@ -153,7 +153,8 @@ fn rounds(client: &mut Client, me: u64) {
     }
 }
 
-/// The role `rounds MASTER POOL flush`: the other process of [`rounds`]. It says its rails and its mismatches.
+/// The role `rounds MASTER POOL flush`: the other process of [`rounds`]. It reports its rails and its
+/// mismatches.
 fn be_other_half(role: &[String]) {
     let mut client = connect(role);
     rounds(&mut client, 1);

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waits_for_a_snapshot_gets_one_though_an_epoch_begins() {
+    fn a_follower_that_waits_for_a_snapshot_gets_one_though_an_epoch_begins() {
         let mut bench = Bench::new();
         bench.feed.begin(&mut bench.master);
         (0..MANY).for_each(|object| bench.put(&object.to_string()));
