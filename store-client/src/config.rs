@@ -136,8 +136,8 @@ pub struct NodeConfig {
     pub disks: DiskList,
     /// Disks among them that are also namespaces, or parts of namespaces, of a target of NVMe over TCP, as
     /// `PATH=nvme://ADDR:PORT/NQN/NSID`, with `+OFFSET` (bytes) for a part, separated by commas: clients with
-    /// the feature `nvmeof` read objects there themselves, past the node. When the node starts, it compares the
-    /// namespace with the disk. Default "".
+    /// the feature `nvmeof` read objects there themselves, past the node. When the node starts, it compares
+    /// the namespace with the disk. Default "".
     pub disk_exports: DiskExportList,
     /// Limit on the rate at which objects are written to each disk, directory of packs or bucket, bytes per
     /// second, averaged over about a second: flash wears out by writes. Objects that are evicted before they
