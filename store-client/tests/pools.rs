@@ -153,10 +153,11 @@ fn rounds(client: &mut Client, me: u64) {
     }
 }
 
-/// The role `rounds MASTER POOL flush`: the other process of [`rounds`]. It reports its rails and its
-/// mismatches.
+/// The role `rounds MASTER POOL flush`: the other process of [`rounds`]. At the end it reports its rails and
+/// its mismatches.
 fn be_other_half(role: &[String]) {
     let mut client = connect(role);
+    say("ready");
     rounds(&mut client, 1);
     say(&format!("{} {}", rails(&client).join(","), client.counters().checksum_mismatches));
     wait_for_parent();
@@ -557,7 +558,12 @@ fn two_processes_put_get_and_use_the_lines_of_a_pool_again_without_a_wrong_byte(
     let mut other = Process::start("entry", &["rounds", &addr.to_string(), path, "flush"]);
     let mut client = flush_client(addr.into(), &pool, "cxl");
     rounds(&mut client, 0);
-    assert_eq!(other.said(), "cxl 0");
+    let mut said = None;
+    eventually("the other process is through as well", || {
+        said = other.says_more();
+        said.is_some()
+    });
+    assert_eq!(said.as_deref(), Some("cxl 0"));
     assert_eq!((rails(&client), client.counters().checksum_mismatches), (vec!["cxl".to_owned()], 0));
     other.stop();
     node.stop();
