@@ -128,7 +128,11 @@ fn register_process(shared: &Shared, registry: &mut Registry) {
             "Times that what the other Conductor knew of a publisher was taken over",
             &counts.peer_adoptions,
         ),
-        ("peer_refusals", "Times that it was not taken over", &counts.peer_refusals),
+        (
+            "peer_refusals",
+            "Times that what the other Conductor knew of a publisher was not taken over",
+            &counts.peer_refusals,
+        ),
     ];
     for (name, help, value) in counters {
         counter(registry, name, help, value.load(Ordering::Relaxed));

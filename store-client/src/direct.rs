@@ -236,7 +236,8 @@ pub(crate) fn exported(export: &DiskExport, file: &DiskFile) -> Result<Exported,
         Ok(()) => Ok(exported),
         Err(NotDirect::Unreachable | NotDirect::Late) => {
             log::warn!(
-                "{}: namespace {nsid} of {} at {address} cannot be read: it was not compared with the disk",
+                "{}: namespace {nsid} of {} at {address} cannot be read, and was not compared with the disk: check \
+                 that its target runs",
                 path.display(),
                 exported.nqn
             );

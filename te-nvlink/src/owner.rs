@@ -96,9 +96,7 @@ impl Origin {
     fn has_ended(&self) -> bool {
         if let Self::Process { process, .. } = self { process.has_ended() } else { false }
     }
-}
 
-impl Origin {
     /// Whether messages of the peer are for this owner.
     const fn has_opened(&self) -> bool {
         if let Self::Host { has_opened, .. } = self { *has_opened } else { true }

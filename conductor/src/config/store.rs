@@ -16,7 +16,8 @@ pub struct StoreConfig {
     /// Where the masters of the store are, as in `cluster.master`; they are asked for the copies, with the
     /// secrets of the section `cluster`. Empty: no prefix is copied. Default empty.
     pub master: String,
-    /// Whether copies are only counted (metric `store_copies_refused`, reason `dry_run`). Default false.
+    /// Whether copies are only counted (metric `snowskin_conductor_store_copies_refused_total`, reason
+    /// `dry_run`). Default false.
     pub dry_run: bool,
     /// A prefix is hot when requests fetch so much of it from the store that a network card is busy with it
     /// for this long, milliseconds, at least 1; what was 30 s ago counts half. Default 2,000.
@@ -27,8 +28,8 @@ pub struct StoreConfig {
     pub copies_max: u32,
     /// Most copies that are begun in a minute, in objects, at least 1. Default 4,096.
     pub copies_per_min_max: u32,
-    /// Most memory for the names of objects, MiB, 1 to 65,536. Objects that the store tells beyond it are not
-    /// copied. Default 256.
+    /// Most memory for the names of objects, MiB, 1 to 65,536. Objects whose names do not fit are not copied.
+    /// Default 256.
     pub names_mib_max: u32,
 }
 

@@ -210,6 +210,13 @@ async fn connection<P: Place>(stream: TcpStream, gateway: Gateway<P>, permit: Ow
 }
 
 impl<P: Place> Gateway<P> {
+    fn full(&self) -> Status {
+        let most = self.streams_max;
+        Status::resource_exhausted(format!(
+            "{most} requests are in progress already: raise conductor.gateway.streams_max, or come again"
+        ))
+    }
+
     /// The health of a service: a `ServingStatus`.
     fn health(&self, service: &str) -> i32 {
         let serves = match service {
@@ -251,8 +258,7 @@ impl<P: Place> StreamingService<ProcessingRequest> for Process<P> {
         let Self(gateway) = self;
         let Ok(permit) = Arc::clone(&gateway.streams).try_acquire_owned() else {
             gateway.record.traffic.ended(Outcome::Unavailable);
-            let message = format!("{} requests are under way already", gateway.streams_max);
-            return ready(Err(Status::resource_exhausted(message)));
+            return ready(Err(gateway.full()));
         };
         let (send, receive) = mpsc::channel(ANSWERS_MAX);
         let (core, record) = (Arc::clone(gateway.proxy.core()), Arc::clone(&gateway.record));
@@ -331,7 +337,7 @@ impl<P: Place> ServerStreamingService<HealthCheckRequest> for Watch<P> {
     fn call(&mut self, request: tonic::Request<HealthCheckRequest>) -> Self::Future {
         let Self(gateway) = self;
         let Ok(permit) = Arc::clone(&gateway.streams).try_acquire_owned() else {
-            return ready(Err(Status::resource_exhausted("too many requests are under way already")));
+            return ready(Err(gateway.full()));
         };
         let (gateway, service) = (gateway.clone(), request.into_inner().service);
         let (send, receive) = mpsc::channel(1);

@@ -144,8 +144,7 @@ impl Staging {
 
 impl Client {
     /// Reads an object from its disk: past its node where the disk is exported, else from where the node has
-    /// read it to. Returns whether the read is not the first
-    /// transfer of its item, as far as it has begun.
+    /// read it to. Returns whether the read is not the first transfer of its item, as far as it has begun.
     pub(super) fn read_from_disk(
         &mut self,
         transfer: Transfer,
