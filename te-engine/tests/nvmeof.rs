@@ -226,6 +226,13 @@ fn after_the_death_of_an_owner_its_heir_fences_everybody_before_it_lists_the_sto
     disks.memory.0.set(GRANULE, &[0xEE; 16_384]);
     assert!(write(segment, storage.addr).is_err(), "a client of the dead owner");
     assert_eq!(disks.memory.0.get(GRANULE, 16_384), [0xEE; 16_384]);
+    // It learns that it was fenced, and goes on with another identity.
+    let again = here.open_segment(heir.name()).unwrap();
+    let fenced = write(again, storage.addr).unwrap_err();
+    assert!(
+        matches!(&fenced, TransferError::Ended { error, .. } if error.kind == ErrorKind::Expelled),
+        "{fenced}"
+    );
     let other = engine();
     let segment = other.open_segment(heir.name()).unwrap();
     let memory = other.alloc_shared(8_192, Access::LOCAL).unwrap();
