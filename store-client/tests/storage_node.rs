@@ -290,7 +290,7 @@ fn a_copy_ends_when_the_target_has_it_and_fails_when_it_does_not_come_there() {
     // The first copy opens the node's own segment, which takes the target as well.
     target.pause(true);
     let id = client.master().copy(b"late", &[b]).unwrap().remove(0).unwrap();
-    eventually("the node has the order", || state(&mut client, id) == TaskState::Processing);
+    eventually("the node has the order", || state(&mut client, id) != TaskState::Pending);
     // timing: long enough for a copy that does not wait for its write.
     std::thread::sleep(Duration::from_millis(300));
     assert!(!matches!(state(&mut client, id), TaskState::Done | TaskState::Failed));

@@ -104,20 +104,22 @@ pub(crate) fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
-/// Requests all segments of memory, with their states.
+/// Requests all segments of memory and storage, with their states.
 pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
     let mut rows = ask_all(rpc)?;
-    rows.retain(|row| row.kind == MEMORY || row.kind == CXL);
+    rows.retain(|row| [MEMORY, CXL, STORAGE].contains(&row.kind));
     Ok(rows)
 }
 
 const MEMORY: &str = "memory";
 const CXL: &str = "cxl";
+const STORAGE: &str = "storage";
 
 /// What a segment is.
 fn kind_of(info: &message::SegmentInfo<'_>) -> &'static str {
     match (info.shared.is_empty(), info.stage.is_empty()) {
         (true, true) if info.location == te_core::Location::Pool.into() => CXL,
+        (true, true) if info.location.is_storage() => STORAGE,
         (true, true) => MEMORY,
         (true, false) => DiskKind::Local.name(),
         (false, _) => DiskKind::Shared.name(),
