@@ -33,9 +33,9 @@ pub struct NodeStorageConfig {
     /// dashes. Another namespace is not touched. Default none.
     pub nguid: Option<Nguid>,
     /// Whether the namespace may have had an owner before, which has ended, such as this node before it was
-    /// restarted. Every other host that is registered with the namespace is cut off from it when the node
-    /// starts, so no other range of the namespace may be in use. Without it, a node is refused what another
-    /// host has reserved. Default false.
+    /// restarted. Every other host that is registered with the namespace, clients included, is cut off from it
+    /// when the node starts, so no other range of the namespace may be in use. Without it, a node is refused
+    /// what another host has reserved. Default false.
     pub take_over: bool,
 }
 

@@ -230,6 +230,35 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_kind_of_a_segment_follows_from_where_it_is() {
+        let storage = store_core::MemoryLocation::storage(4_096);
+        for (location, stage, kind) in [
+            (te_core::Location::Host.into(), "", "memory"),
+            (te_core::Location::Pool.into(), "", "cxl"),
+            (storage.unwrap_or_default(), "", "storage"),
+            (te_core::Location::Host.into(), "127.0.0.1:1", "disk"),
+        ] {
+            let info = message::SegmentInfo {
+                segment: SegmentNo::new(1),
+                node: NodeId::new(7),
+                incarnation: store_core::Incarnation::default(),
+                name: "a",
+                endpoint: "127.0.0.1:1",
+                base: 0,
+                len: 1 << 20,
+                location,
+                export: message::Export { engine: 0, region: 0 },
+                stage,
+                shared: "",
+                extent_bytes: 0,
+                used: 0,
+                free_bytes_largest: 1 << 20,
+            };
+            assert_eq!(kind_of(&info), kind);
+        }
+    }
+
+    #[test]
     fn names_of_others_cannot_drive_the_terminal() {
         let row = SegmentRow {
             kind: "memory",
