@@ -316,6 +316,39 @@ fn a_copy_ends_when_the_target_has_it_and_fails_when_it_does_not_come_there() {
 }
 
 #[test]
+fn a_copy_in_doubt_keeps_its_place_from_other_objects() {
+    let config_of_master = MasterConfig { lease_ttl_ms: 1_000, ..MasterConfig::default() };
+    let (master, target) = (master_with(config_of_master), Target::new());
+    let addr = master.rpc_addr();
+    let memory = Node::start(config("memory", addr)).unwrap();
+    let impatient = with(storage_config("disk", addr, &target, AT), |it| {
+        it.engine.nvmeof.peer_silence_ms_max = 200;
+    });
+    let disk = Node::start(impatient).unwrap();
+    let (a, b) = (segment_of(&memory), segment_of(&disk));
+    let mut client = client_over(addr, Fabrics::TCP);
+    let value = pattern(1, 2_000_000);
+    for key in [b"open".as_slice(), b"doubt", b"after"] {
+        assert!(client.put(key, &value, &on(a)).unwrap());
+    }
+    // The node's own segment is open from now on.
+    let id = client.master().copy(b"open", &[b]).unwrap().remove(0).unwrap();
+    done(&mut client, id);
+    let used = |client: &mut Client| {
+        client.master().segments().unwrap().iter().find(|entry| entry.segment == b).unwrap().used
+    };
+    let one = used(&mut client);
+    target.pause(true);
+    let id = client.master().copy(b"doubt", &[b]).unwrap().remove(0).unwrap();
+    eventually("the task has failed", || state(&mut client, id) == TaskState::Failed);
+    assert_eq!(used(&mut client), 2 * one, "no other object gets the place");
+    target.pause(false);
+    let id = client.master().copy(b"after", &[b]).unwrap().remove(0).unwrap();
+    done(&mut client, id);
+    check_raw((&mut client, addr), (&target, AT), b"after", b, &value);
+}
+
+#[test]
 fn storage_that_is_mounted_anew_has_another_epoch_and_takes_replicas_again() {
     let addr = std::net::TcpListener::bind(own_host(47)).unwrap().local_addr().unwrap();
     let target = Target::new();
