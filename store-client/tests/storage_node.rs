@@ -436,3 +436,44 @@ fn storage_that_cannot_be_is_refused_with_what_to_do() {
     assert!(target.bytes(0, DISK).iter().all(|byte| *byte == BEFORE), "nothing was written");
     Node::start(good).unwrap().stop();
 }
+
+#[test]
+fn clients_of_a_former_mount_are_fenced_and_come_back() {
+    let addr = std::net::TcpListener::bind(own_host(48)).unwrap().local_addr().unwrap();
+    let target = Target::new();
+    let master = master_at(addr, MasterConfig { epoch: 1, ..MasterConfig::default() });
+    let disk = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
+    let mut client = client_over(addr, both());
+    assert!(client.put(b"k", &pattern(1, 100_000), &PutOptions::DEFAULT).unwrap());
+    let config = te_engine::Config { fabrics: both(), ..te_engine::Config::default() };
+    let engine = te_engine::TransferEngine::start(config).unwrap();
+    let memory = engine.alloc_shared(GRANULE as usize, Access::LOCAL).unwrap();
+    let segment = engine.open_segment(disk.endpoint()).unwrap();
+    let base = listed(addr, segment_of(&disk)).0;
+    let write = || {
+        let request = te_engine::TransferRequest {
+            op: te_core::Op::Write,
+            local: (memory.id(), 0).into(),
+            segment,
+            remote_addr: base + RANGE / 2,
+            len: GRANULE,
+        };
+        engine.submit(&[request], Some(Duration::from_secs(10))).and_then(|it| it.wait(None).map(drop))
+    };
+    write().unwrap();
+    let mounts = disk.status().mounts;
+    master.stop().unwrap();
+    let _master = master_at(addr, MasterConfig { epoch: 2, ..MasterConfig::default() });
+    eventually("it is mounted anew", || disk.status().mounts > mounts);
+    let at = AT + GRANULE + RANGE / 2;
+    target.memory.0.set(at, &[BEFORE; GRANULE as usize]);
+    assert!(write().is_err(), "an engine that knows the former mount");
+    assert!(target.bytes(at, GRANULE).iter().all(|byte| *byte == BEFORE), "nothing has landed");
+    // The client goes on with another engine.
+    eventually("the client puts again", || {
+        client.put(b"k", &pattern(2, 70_000), &PutOptions::DEFAULT).is_ok_and(|stored| stored)
+    });
+    assert_eq!(client.get(b"k").unwrap(), Some(pattern(2, 70_000)));
+    let segment = segment_of(&disk);
+    check_raw((&mut client, addr), (&target, AT), b"k", segment, &pattern(2, 70_000));
+}

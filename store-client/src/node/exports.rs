@@ -9,9 +9,9 @@
 //! memory is exported in its place. Extents of a CXL pool ([`super::extents`]) cannot be replaced by others:
 //! the node waits until the client goes on, or its page of the pool is given to another process.
 //!
-//! [Storage](super::storage) is mounted in another epoch, so that a client that attaches the former export
-//! finds another mark there. A write that a client had sent before may still land: readers find out by the
-//! checksum of what it has damaged.
+//! [Storage](super::storage) is mounted anew in another epoch, and every client that was registered with the
+//! namespace is fenced before: a write that it had sent before does not land any more. A target without
+//! reservations offers no such proof, and there the node does not mount the range anew.
 
 use store_core::{MemoryLocation, NodeId};
 use te_core::{Access, Location};

@@ -39,6 +39,8 @@ mod built {
         /// The name of the node, and whether it takes that over.
         name: String,
         takeover: bool,
+        /// How often the range was mounted.
+        mounts: u64,
     }
 
     impl Storage {
@@ -77,6 +79,7 @@ mod built {
                 location,
                 name: config.name.clone(),
                 takeover: config.takeover,
+                mounts: 0,
             }))
         }
 
@@ -127,8 +130,10 @@ mod built {
             match engine.mount_storage(storage, access, MOUNT) {
                 Ok(mounted) => {
                     log::info!("node {}: {} is mounted in epoch {}", self.name, self.place, storage.epoch);
-                    // An operator has said once that the former owner has ended, not every later one.
-                    storage.take_over = false;
+                    // Clients of this mount may have writes under way when the range is mounted anew, and nothing
+                    // but their fence proves that these do not land in objects of then.
+                    storage.take_over = true;
+                    self.mounts += 1;
                     Ok(Home::of_storage(mounted, self.location))
                 }
                 Err(error) => Err(self.failed(&error)),
@@ -148,6 +153,10 @@ mod built {
                 ),
                 Some(ErrorKind::AccessDenied) => "another host has reserved it: stop its owner, or set \
                     `storage.take_over` if that has ended, such as this node before it was restarted"
+                    .to_owned(),
+                Some(ErrorKind::Unsupported) if self.mounts > 0 => "its target has no reservations, or cannot prove \
+                    that writes of clients to the former mount have ended, so the node does not mount it anew: restart \
+                    the node when the clients that used it have ended"
                     .to_owned(),
                 Some(ErrorKind::Unsupported) => "its target has no reservations, or cannot prove that earlier writes \
                     have ended, so it cannot be taken over: unset `storage.take_over` if no other process uses it"
