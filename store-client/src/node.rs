@@ -103,8 +103,8 @@ fn connect(config: &NodeConfig, standing: &Standing) -> Result<RpcConnection, Rp
 }
 
 impl Node {
-    /// Starts an engine, allocates the memory, or reserves the storage, and mounts it. A master that does not answer is waited for as
-    /// long as [`NodeConfig::wait_master_ms`].
+    /// Starts an engine, allocates the memory, or reserves the storage, and mounts it. A master that does not
+    /// answer is waited for as long as [`NodeConfig::wait_master_ms`].
     ///
     /// # Errors
     /// See [`ConnectError`].

@@ -25,17 +25,17 @@ pub struct NodeStorageConfig {
     /// here and at clients. The node has no memory then, and so no disks. Default none: the node allocates
     /// memory.
     pub namespace: Option<NamespacePlace>,
-    /// Length of the range, bytes: a multiple of `engine.nvmeof.granule_bytes`, at least two. Its first granule
-    /// is overwritten with the node's mark, the others hold objects, and `capacity_bytes` has no effect.
-    /// Default 0.
+    /// Length of the range, bytes: a multiple of `engine.nvmeof.granule_bytes`, at least two. Its first
+    /// granule is overwritten with the node's mark, the others hold objects, and `capacity_bytes` has no
+    /// effect. Default 0.
     pub bytes: u64,
     /// The NGUID of the namespace, or its UUID if it has no NGUID: 32 hexadecimal digits, with or without
     /// dashes. Another namespace is not touched. Default none.
     pub nguid: Option<Nguid>,
     /// Whether the namespace may have had an owner before, which has ended, such as this node before it was
-    /// restarted. Every other host that is registered with the namespace, clients included, is cut off from it
-    /// when the node starts, so no other range of the namespace may be in use. Without it, a node is refused
-    /// what another host has reserved. Default false.
+    /// restarted. Every other host that is registered with the namespace, clients included, is cut off from
+    /// it when the node starts, so no other range of the namespace may be in use. Without it, a node is
+    /// refused what another host has reserved. Default false.
     pub take_over: bool,
 }
 
