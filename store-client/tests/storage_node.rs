@@ -5,111 +5,29 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::storage::{GRANULE, LEN, Target, UNTOUCHED, nvmeof};
 use common::{MIB, client_over, eventually, master, master_at, master_with, own_host, pattern, with};
 use store_client::{
-    Client, DiskList, Fabrics, NamespacePlace, Nguid, Node, NodeConfig, NodeDiskConfig, Placement,
-    PutOptions, RpcConfig, RpcConnection, SegmentNo, Store as _, TaskId, TaskState,
+    Client, DiskList, Fabrics, Nguid, Node, NodeConfig, NodeDiskConfig, Placement, PutOptions, PutRange,
+    RpcConfig, RpcConnection, SegmentNo, Store as _, TaskId, TaskState,
 };
 use store_core::MasterConfig;
 use store_core::chunks::stored_len;
 use store_core::message::Segments;
-use te_core::{Access, Memory as _, RegionId, Transport as _};
-use te_fabric::testkit::Block;
-use te_nvmeof::{Config, Namespace, NvmeofTransport};
+use te_core::Access;
 
-const GRANULE: u64 = 4_096;
-const DISK: u64 = 16 * MIB;
+/// Bytes of the namespace.
+const DISK: u64 = LEN;
 /// Where the range of a node begins in the namespace, and its length.
 const AT: u64 = MIB;
 const RANGE: u64 = 8 * MIB;
 /// What is everywhere in the namespace at first.
-const BEFORE: u8 = 0xEE;
-
-/// A block that is reached through volatile copies alone.
-struct Shared(Block);
-
-// SAFETY: as its comment says; it is freed by the last of those that share it.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-/// A target in a thread, open to any host.
-struct Target {
-    namespace: Namespace,
-    memory: Arc<Shared>,
-    stopping: Arc<AtomicBool>,
-    paused: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Target {
-    fn new() -> Self {
-        let config = Config { open_to_hosts: true, ..Config::default() };
-        let mut transport = NvmeofTransport::new(config).unwrap();
-        let memory = Arc::new(Shared(Block::new(DISK as usize)));
-        memory.0.set(0, &vec![BEFORE; DISK as usize]);
-        let id = RegionId::new(0, 1);
-        let access = Access::REMOTE_READ | Access::REMOTE_WRITE;
-        // SAFETY: the thread drops the transport before its share of the block.
-        unsafe { transport.register(id, memory.0.span(), access) }.unwrap();
-        let namespace = transport.namespace(id).unwrap();
-        let [stopping, paused] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-        let (stop, pause, shared) = (Arc::clone(&stopping), Arc::clone(&paused), Arc::clone(&memory));
-        let thread = std::thread::spawn(move || {
-            let (started, shared) = (Instant::now(), shared);
-            while !stop.load(Ordering::Relaxed) {
-                if !pause.load(Ordering::Relaxed) {
-                    // timing: a transport is driven by the time that it is told.
-                    transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
-                }
-                std::thread::yield_now();
-            }
-            drop(transport);
-            drop(shared);
-        });
-        Self { namespace, memory, stopping, paused, thread: Some(thread) }
-    }
-
-    fn place(&self, offset: u64) -> NamespacePlace {
-        let Namespace { addresses, port, nqn, nsid, .. } = self.namespace.clone();
-        NamespacePlace { address: SocketAddr::new(addresses[0], port), nqn, nsid, offset }
-    }
-
-    fn pause(&self, paused: bool) {
-        self.paused.store(paused, Ordering::Relaxed);
-    }
-
-    /// `len` bytes of the namespace.
-    fn bytes(&self, at: u64, len: u64) -> Vec<u8> {
-        self.memory.0.get(at, len as usize)
-    }
-
-    /// The epoch that the mark of a range has.
-    fn epoch(&self, at: u64) -> u32 {
-        let mark = self.bytes(at, 16);
-        assert_eq!(&mark[..8], b"snowskin", "{mark:?}");
-        u32::from_le_bytes(mark[12..].try_into().unwrap())
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        self.stopping.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
-}
-
-fn both() -> Fabrics {
-    "tcp,nvmeof".parse().unwrap()
-}
+const BEFORE: u8 = UNTOUCHED;
 
 fn config(name: &str, master: SocketAddr) -> NodeConfig {
-    with(NodeConfig::new(name, master.into(), 32 * MIB).fabrics(both()), |it| it.heartbeat_ms = 20)
+    with(NodeConfig::new(name, master.into(), 32 * MIB).fabrics(nvmeof()), |it| it.heartbeat_ms = 20)
 }
 
 fn storage_config(name: &str, master: SocketAddr, target: &Target, offset: u64) -> NodeConfig {
@@ -171,7 +89,7 @@ fn check_raw(
 
 #[test]
 fn storage_is_mounted_and_listed_with_its_capacity() {
-    let (master, target) = (master(), Target::new());
+    let (master, target) = (master(), Target::serve());
     let addr = master.rpc_addr();
     let node = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
     assert!(node.region().is_none(), "it has no memory in the store");
@@ -188,7 +106,7 @@ fn storage_is_mounted_and_listed_with_its_capacity() {
 
 #[test]
 fn replicas_are_copied_to_storage_in_whole_granules_and_back() {
-    let (master, target) = (master(), Target::new());
+    let (master, target) = (master(), Target::serve());
     let addr = master.rpc_addr();
     let memory = Node::start(config("memory", addr)).unwrap();
     let disk = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
@@ -224,7 +142,7 @@ fn replicas_are_copied_to_storage_in_whole_granules_and_back() {
 #[test]
 fn a_node_that_leaves_moves_its_objects_to_storage_and_storage_moves_them_back() {
     let (master, target) =
-        (master_with(MasterConfig { lease_ttl_ms: 500, ..MasterConfig::default() }), Target::new());
+        (master_with(MasterConfig { lease_ttl_ms: 500, ..MasterConfig::default() }), Target::serve());
     let addr = master.rpc_addr();
     let memory = Node::start(config("memory", addr)).unwrap();
     let mut client = client_over(addr, Fabrics::TCP);
@@ -251,7 +169,7 @@ fn a_node_that_leaves_moves_its_objects_to_storage_and_storage_moves_them_back()
 #[test]
 fn what_follows_an_object_in_its_last_granule_is_not_copied() {
     // One target for each: a namespace has one host that reserves it.
-    let (master, targets) = (master(), [Target::new(), Target::new()]);
+    let (master, targets) = (master(), [Target::serve(), Target::serve()]);
     let addr = master.rpc_addr();
     let memory = Node::start(config("memory", addr)).unwrap();
     let disks = ["one", "two"];
@@ -277,7 +195,7 @@ fn what_follows_an_object_in_its_last_granule_is_not_copied() {
 
 #[test]
 fn a_copy_ends_when_the_target_has_it_and_fails_when_it_does_not_come_there() {
-    let (master, target) = (master(), Target::new());
+    let (master, target) = (master(), Target::serve());
     let addr = master.rpc_addr();
     let memory = Node::start(config("memory", addr)).unwrap();
     let disk = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
@@ -318,7 +236,7 @@ fn a_copy_ends_when_the_target_has_it_and_fails_when_it_does_not_come_there() {
 #[test]
 fn a_copy_in_doubt_keeps_its_place_from_other_objects() {
     let config_of_master = MasterConfig { lease_ttl_ms: 1_000, ..MasterConfig::default() };
-    let (master, target) = (master_with(config_of_master), Target::new());
+    let (master, target) = (master_with(config_of_master), Target::serve());
     let addr = master.rpc_addr();
     let memory = Node::start(config("memory", addr)).unwrap();
     let impatient = with(storage_config("disk", addr, &target, AT), |it| {
@@ -351,7 +269,7 @@ fn a_copy_in_doubt_keeps_its_place_from_other_objects() {
 #[test]
 fn storage_that_is_mounted_anew_has_another_epoch_and_takes_replicas_again() {
     let addr = std::net::TcpListener::bind(own_host(47)).unwrap().local_addr().unwrap();
-    let target = Target::new();
+    let target = Target::serve();
     let mut master = Some(master_at(addr, MasterConfig { epoch: 1, ..MasterConfig::default() }));
     let memory = Node::start(config("memory", addr)).unwrap();
     let disk = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
@@ -376,7 +294,7 @@ fn storage_that_is_mounted_anew_has_another_epoch_and_takes_replicas_again() {
 #[test]
 fn a_second_node_does_not_take_the_range_of_a_live_one_and_an_heir_does() {
     let (master, target) =
-        (master_with(MasterConfig { node_ttl_ms: 30_000, ..MasterConfig::default() }), Target::new());
+        (master_with(MasterConfig { node_ttl_ms: 30_000, ..MasterConfig::default() }), Target::serve());
     let addr = master.rpc_addr();
     let first = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
     let mark = target.bytes(AT, GRANULE);
@@ -401,7 +319,7 @@ fn a_second_node_does_not_take_the_range_of_a_live_one_and_an_heir_does() {
 
 #[test]
 fn storage_that_cannot_be_is_refused_with_what_to_do() {
-    let (master, target) = (master(), Target::new());
+    let (master, target) = (master(), Target::serve());
     let good = storage_config("disk", master.rpc_addr(), &target, AT);
     let refused = |change: &dyn Fn(&mut NodeConfig)| {
         Node::start(with(good.clone(), change)).err().map(|error| error.to_string()).unwrap_or_default()
@@ -440,12 +358,12 @@ fn storage_that_cannot_be_is_refused_with_what_to_do() {
 #[test]
 fn clients_of_a_former_mount_are_fenced_and_come_back() {
     let addr = std::net::TcpListener::bind(own_host(48)).unwrap().local_addr().unwrap();
-    let target = Target::new();
+    let target = Target::serve();
     let master = master_at(addr, MasterConfig { epoch: 1, ..MasterConfig::default() });
     let disk = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
-    let mut client = client_over(addr, both());
+    let mut client = client_over(addr, nvmeof());
     assert!(client.put(b"k", &pattern(1, 100_000), &PutOptions::DEFAULT).unwrap());
-    let config = te_engine::Config { fabrics: both(), ..te_engine::Config::default() };
+    let config = te_engine::Config { fabrics: nvmeof(), ..te_engine::Config::default() };
     let engine = te_engine::TransferEngine::start(config).unwrap();
     let memory = engine.alloc_shared(GRANULE as usize, Access::LOCAL).unwrap();
     let segment = engine.open_segment(disk.endpoint()).unwrap();
@@ -476,4 +394,29 @@ fn clients_of_a_former_mount_are_fenced_and_come_back() {
     assert_eq!(client.get(b"k").unwrap(), Some(pattern(2, 70_000)));
     let segment = segment_of(&disk);
     check_raw((&mut client, addr), (&target, AT), b"k", segment, &pattern(2, 70_000));
+}
+
+#[test]
+fn a_writer_that_has_gone_is_fenced_at_the_target_before_its_place_is_used_again() {
+    let (master, target) = (master(), Target::serve());
+    let addr = master.rpc_addr();
+    let disk = Node::start(storage_config("disk", addr, &target, AT)).unwrap();
+    let used = |client: &mut Client| {
+        client.master().segments().unwrap().iter().find(|it| it.segment == segment_of(&disk)).unwrap().used
+    };
+    let mut writer = client_over(addr, nvmeof());
+    assert!(writer.put(b"k", &pattern(1, 100_000), &PutOptions::DEFAULT).unwrap());
+    let before = used(&mut writer);
+    // Most of the range, half written.
+    let value = pattern(2, 5 << 20);
+    assert!(writer.start_puts(&[(b"open", value.len() as u64)], &PutOptions::DEFAULT)[0].is_ok());
+    let half = PutRange::new(b"open", 0, &value[..2 << 20]);
+    assert!(writer.write_puts(&[half])[0].is_ok());
+    assert!(used(&mut writer) > before + (5 << 20));
+    drop(writer);
+    let mut client = client_over(addr, nvmeof());
+    eventually("its place is free", || used(&mut client) == before);
+    assert!(client.put(b"next", &value, &PutOptions::DEFAULT).unwrap());
+    check_raw((&mut client, addr), (&target, AT), b"next", segment_of(&disk), &value);
+    assert_eq!(client.get(b"k").unwrap(), Some(pattern(1, 100_000)));
 }

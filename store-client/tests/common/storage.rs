@@ -1,12 +1,13 @@
 //! A store whose only segment is storage. The target is our own, in a thread; its owner is an engine that has
 //! mounted the namespace.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use store_client::{Client, Fabrics, RemoveMode, RpcConfig, RpcConnection, Store as _};
+use store_client::{Client, Fabrics, NamespacePlace, RemoveMode, RpcConfig, RpcConnection, Store as _};
 use store_core::chunks::stored_len;
 use store_core::message::{Export, Mount, MountSegment};
 use store_core::{Incarnation, MasterConfig, MemoryLocation, NodeId, SegmentNo};
@@ -36,6 +37,7 @@ pub(crate) struct Target {
     pub(crate) namespace: Namespace,
     pub(crate) memory: Arc<Shared>,
     stopping: Arc<AtomicBool>,
+    paused: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -50,19 +52,44 @@ impl Target {
         unsafe { transport.register(id, memory.0.span(), Access::REMOTE_READ | Access::REMOTE_WRITE) }
             .unwrap();
         let namespace = transport.namespace(id).unwrap();
-        let stopping = Arc::new(AtomicBool::new(false));
-        let (stop, shared) = (Arc::clone(&stopping), Arc::clone(&memory));
+        let [stopping, paused] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let (stop, pause, shared) = (Arc::clone(&stopping), Arc::clone(&paused), Arc::clone(&memory));
         let thread = std::thread::spawn(move || {
             let (started, shared) = (Instant::now(), shared);
             while !stop.load(Ordering::Relaxed) {
-                // timing: a transport is driven by the time that it is told.
-                transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
+                if !pause.load(Ordering::Relaxed) {
+                    // timing: a transport is driven by the time that it is told.
+                    transport.poll(te_core::Instant::ZERO + started.elapsed(), &mut []);
+                }
                 std::thread::yield_now();
             }
             drop(transport);
             drop(shared);
         });
-        Self { namespace, memory, stopping, thread: Some(thread) }
+        Self { namespace, memory, stopping, paused, thread: Some(thread) }
+    }
+
+    /// The place of an offset of the namespace, in bytes.
+    pub(crate) fn place(&self, offset: u64) -> NamespacePlace {
+        let Namespace { addresses, port, nqn, nsid, .. } = self.namespace.clone();
+        NamespacePlace { address: SocketAddr::new(addresses[0], port), nqn, nsid, offset }
+    }
+
+    /// While it is paused, it does nothing.
+    pub(crate) fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    /// `len` bytes of the namespace.
+    pub(crate) fn bytes(&self, at: u64, len: u64) -> Vec<u8> {
+        self.memory.0.get(at, len as usize)
+    }
+
+    /// The epoch that the mark of a range has.
+    pub(crate) fn epoch(&self, at: u64) -> u32 {
+        let mark = self.bytes(at, 16);
+        assert_eq!(&mark[..8], b"snowskin", "{mark:?}");
+        u32::from_le_bytes(mark[12..].try_into().unwrap())
     }
 }
 
