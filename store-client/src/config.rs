@@ -3,6 +3,7 @@
 mod disks;
 mod exports;
 mod extents;
+mod storage;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -15,6 +16,7 @@ use te_engine::Fabrics;
 pub use disks::{DiskList, NodeDiskConfig, UnknownDisk};
 pub use exports::{DiskExport, DiskExportList, UnknownExport};
 pub use extents::NodeCxlConfig;
+pub use storage::{NamespacePlace, Nguid, NodeStorageConfig, UnknownNamespace, UnknownNguid};
 
 use crate::disk::check_bucket;
 use crate::error::ConnectError;
@@ -130,6 +132,8 @@ pub struct NodeConfig {
     pub takeover: bool,
     /// Memory in a CXL pool that the node contributes, in place of memory that it allocates.
     pub cxl: NodeCxlConfig,
+    /// Storage that the node contributes, in place of memory that it allocates.
+    pub storage: NodeStorageConfig,
     /// Disks for objects that no longer fit into memory: files or block devices, as `PATH` or `PATH:SIZE`,
     /// separated by commas. A file with a size that does not exist is made and formatted; everything else was
     /// formatted before, by `snowskin disk format`. Default "".
@@ -269,6 +273,7 @@ impl NodeConfig {
             copy_bytes_per_s_max: 0,
             takeover: false,
             cxl: NodeCxlConfig::default(),
+            storage: NodeStorageConfig::default(),
             disks: DiskList::default(),
             disk_exports: DiskExportList::default(),
             disk_write_bytes_per_s_max: 0,
@@ -323,6 +328,7 @@ impl NodeConfig {
                         at most 4294967295";
             return Err(ConnectError::Config { field: "cxl.count", need });
         }
+        self.storage.validate(self)?;
         if self.capacity_bytes == 0 || usize::try_from(self.capacity_bytes).is_err() {
             return Err(ConnectError::Config { field: "capacity_bytes", need: "must be at least 1" });
         }

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use store_core::SegmentNo;
 use te_core::Secret;
 
-use crate::config::DiskExport;
+use crate::config::{DiskExport, NamespacePlace};
 use crate::disk::{Bell, DiskError, DiskFile};
 use crate::packs::PackEnd;
 use crate::rpc::{Identity, RpcConfig};
@@ -217,7 +217,7 @@ impl Drop for DirectReader {
 /// `NotExported`; the disk cannot be read.
 pub(crate) fn exported(export: &DiskExport, file: &DiskFile) -> Result<Exported, DiskError> {
     let superblock = file.superblock()?;
-    let DiskExport { path, address, nqn, nsid, offset } = export.clone();
+    let DiskExport { path, place: NamespacePlace { address, nqn, nsid, offset } } = export.clone();
     let geometry = superblock.geometry;
     let exported = Exported {
         uuid: superblock.disk,

@@ -284,6 +284,15 @@ pub enum ConnectError {
         /// A peer is in the middle of a copy: waiting may help.
         busy: bool,
     },
+    /// The storage of the node cannot be used.
+    Storage {
+        /// The namespace, as the settings name it.
+        namespace: String,
+        /// What is wrong, and what to do.
+        why: String,
+        /// Another node has the name of this one: waiting may help.
+        busy: bool,
+    },
     /// The transfer engine did not start.
     Engine(StartError),
     /// The node's memory could not be allocated or registered.
@@ -370,7 +379,7 @@ impl ConnectError {
     pub const fn is_transient(&self) -> bool {
         match self {
             Self::Rpc(error) => error.is_transient(),
-            Self::Pool { busy, .. } => *busy,
+            Self::Pool { busy, .. } | Self::Storage { busy, .. } => *busy,
             _ => false,
         }
     }
@@ -675,6 +684,7 @@ impl fmt::Display for ConnectError {
                 })
             }
             Self::Pool { path, why, .. } => write!(f, "the pool {}: {why}", path.display()),
+            Self::Storage { namespace, why, .. } => write!(f, "the namespace {namespace}: {why}"),
             Self::Engine(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::System(error) => write!(f, "the operating system did not create a thread: {error}"),
@@ -691,6 +701,7 @@ impl StdError for ConnectError {
             | Self::Held { .. }
             | Self::ExtentsHeld { .. }
             | Self::Pool { .. }
+            | Self::Storage { .. }
             | Self::Forked => None,
             Self::Rpc(error) => Some(error),
             Self::Engine(error) => Some(error),

@@ -101,8 +101,8 @@ mod sys;
 pub use async_client::{AsyncClient, BlockingClient, OwnedSource, Pending, QUEUE_JOBS_MAX, SharedPart};
 pub use client::{Client, Counters, PutRange};
 pub use config::{
-    ClientConfig, DiskExport, DiskExportList, DiskList, NodeConfig, NodeCxlConfig, NodeDiskConfig,
-    UnknownDisk, UnknownExport,
+    ClientConfig, DiskExport, DiskExportList, DiskList, NamespacePlace, Nguid, NodeConfig, NodeCxlConfig,
+    NodeDiskConfig, NodeStorageConfig, UnknownDisk, UnknownExport, UnknownNamespace, UnknownNguid,
 };
 pub use direct::NotDirect;
 pub use error::{ConnectError, DeviceError, RpcError, StoreError};

@@ -183,6 +183,13 @@ impl Memory {
             sys::copy_span(from, offset, held.span(), into.offset, into.len);
         }
     }
+
+    /// Copies a range to another registered region. Nothing is copied of an invalid range.
+    pub(crate) fn copy_out(&self, range: BufferRange, into: MemSpan, offset: u64) {
+        if let Some(held) = self.regions.get(&range.region) {
+            sys::copy_span(held.span(), range.offset, into, offset, range.len);
+        }
+    }
 }
 
 impl Held {

@@ -1,11 +1,13 @@
-//! [`Node`]: contributes memory to the store.
+//! [`Node`]: contributes memory, or storage, to the store.
 
 mod disks;
 mod exports;
 mod expulsions;
 mod extents;
+mod home;
 mod keeper;
 mod share;
+mod storage;
 mod tasks;
 mod waiting;
 
@@ -20,7 +22,9 @@ use std::time::{Duration, Instant};
 
 use store_core::message::{DrainInfo, DrainStatus, OrderSegments, SegmentOrder, SegmentState};
 use store_core::{ErrorCode, Items, SegmentNo};
-use te_engine::{SharedRegion, TransferEngine};
+#[cfg(any(test, feature = "testkit"))]
+use te_engine::SharedRegion;
+use te_engine::TransferEngine;
 use te_host::fork::Mark;
 
 use crate::config::NodeConfig;
@@ -29,12 +33,13 @@ use crate::rpc::{RpcConnection, Standing};
 use crate::stage::{StageCounters, StageServer};
 pub use disks::{DiskKind, DiskReport};
 use disks::{Disks, Reports};
-use extents::Extents;
+use exports::Origin;
+use home::Home;
 use keeper::Keeper;
 use tasks::Worker;
 use waiting::Waiting;
 
-/// Memory of this process in the store.
+/// Memory of this process in the store, or storage that it contributes ([`NodeConfig::storage`]).
 ///
 /// Clients read and write it over the fabrics, without any action of this process's code. A thread sends
 /// heartbeats to the master. When the master has given the node up, or the store has begun anew (a master
@@ -85,7 +90,7 @@ struct Shared {
     copy_failures: AtomicU64,
     /// When the master answered last, and how long that answer counts as recent.
     heard: Mutex<Option<(Instant, Duration)>>,
-    region: Mutex<Option<SharedRegion>>,
+    home: Mutex<Option<Home>>,
     /// The latest reign that the node has met: orders of earlier ones are refused, whichever of its
     /// connections they come over.
     standing: Standing,
@@ -98,8 +103,8 @@ fn connect(config: &NodeConfig, standing: &Standing) -> Result<RpcConnection, Rp
 }
 
 impl Node {
-    /// Starts an engine, allocates the memory and mounts it. A master that does not answer is waited for as
-    /// long as [`NodeConfig::wait_master_ms`].
+    /// Starts an engine, allocates the memory, or reserves the storage, and mounts it. A master that does not
+    /// answer is waited for as long as [`NodeConfig::wait_master_ms`].
     ///
     /// # Errors
     /// See [`ConnectError`].
@@ -130,10 +135,8 @@ impl Node {
         // Errors of the engine are reported before the wait for the master.
         let engine = TransferEngine::start(config.engine.clone())?;
         let endpoint = engine.name().to_owned();
-        let extents = Extents::of(&config, &engine)?;
-        if let Some(extents) = &extents {
-            config.capacity_bytes = extents.bytes();
-        }
+        let origin = Origin::of(&config, &engine)?;
+        config.capacity_bytes = origin.bytes();
         let mut waiting = Waiting::new(&config, gives_up);
         let shared = Arc::new(Shared::default());
         let rpc = waiting.until(|| connect(&config, &shared.standing).map_err(ConnectError::from))?;
@@ -141,7 +144,7 @@ impl Node {
         let disks = Disks::start(&config, &engine, shared.standing.clone())?;
         let reports = disks.as_ref().map(Disks::reports);
         let mut keeper =
-            Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks, extents);
+            Keeper::new(config.clone(), engine.clone(), rpc, Arc::clone(&shared), worker, disks, origin);
         if let Err(error) = waiting.until(|| keeper.mount()) {
             // Extents of a pool may be claimed already.
             keeper.end();
@@ -213,14 +216,15 @@ impl Node {
         crate::metrics::of_node(&status, self.capacity_bytes, self.started.elapsed(), &engine, &disks)
     }
 
-    /// The memory that is mounted, for tests that corrupt it.
+    /// The memory that is mounted, for tests that corrupt it; `None` for storage.
     #[cfg(any(test, feature = "testkit"))]
     #[must_use]
     pub fn region(&self) -> Option<SharedRegion> {
         if self.mark.is_forked() {
             return None;
         }
-        self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let home = self.shared.home.lock().unwrap_or_else(PoisonError::into_inner);
+        home.as_ref().and_then(Home::memory).cloned()
     }
 
     /// Unmounts the memory and ends. Objects without another replica are lost, unless

@@ -63,6 +63,8 @@ impl Known {
 pub(crate) enum Place {
     /// Memory of a node.
     Memory(SegmentHandle),
+    /// Storage that a node has mounted, and its granule in bytes.
+    Storage(SegmentHandle, u32),
     /// A directory of packs: [`Segments::packs`].
     Packs(u32),
     /// A disk, whose objects are read from this memory.
@@ -78,7 +80,9 @@ impl Place {
     /// The memory, or the staging memory of a disk.
     const fn handle(self) -> Option<SegmentHandle> {
         match self {
-            Self::Memory(handle) | Self::Disk { staging: handle, .. } => Some(handle),
+            Self::Memory(handle) | Self::Storage(handle, _) | Self::Disk { staging: handle, .. } => {
+                Some(handle)
+            }
             Self::Packs(_) => None,
         }
     }
@@ -183,8 +187,9 @@ impl Segments {
         self.pages.ensure(rpc, engine);
         match open(segment, rpc, &self.descriptors, engine, direct) {
             Opened::Packs(packs) => Some(Place::Packs(self.number_of_packs(packs))),
-            Opened::Here(handle, stage) if stage.is_empty() => Some(Place::Memory(handle)),
-            Opened::Here(staging, stage) => Some(Place::Disk { staging, service: self.number(stage) }),
+            Opened::Here(handle, stage, 1) if stage.is_empty() => Some(Place::Memory(handle)),
+            Opened::Here(handle, stage, granule) if stage.is_empty() => Some(Place::Storage(handle, granule)),
+            Opened::Here(staging, stage, _) => Some(Place::Disk { staging, service: self.number(stage) }),
             Opened::Unknown => None,
             Opened::Unreached(why) => {
                 if self.why.as_ref() != Some(&why) {
@@ -231,7 +236,10 @@ impl Segments {
     /// Fences an open segment and waits for the end. Returns whether its owner confirmed the fence; `false`
     /// for a segment that is not open.
     pub(crate) fn fence(&self, segment: SegmentNo, engine: &mut Engine, timeout: Duration) -> bool {
-        let Some(Known::Open(Place::Memory(handle))) = self.known.get(&segment) else { return false };
+        let Some(Known::Open(Place::Memory(handle) | Place::Storage(handle, _))) = self.known.get(&segment)
+        else {
+            return false;
+        };
         let Ok(fence) = engine.fence(*handle, Some(timeout)) else { return false };
         let held = engine.wait_fence(fence, Some(timeout)).is_ok();
         // The fence was created above, so it is known.
@@ -264,9 +272,16 @@ fn open(
 ) -> Opened {
     let mut why = String::new();
     for _ in 0..TRIES {
-        let Some(Asked { endpoint, export, stage, packs }) = ask(segment, rpc) else {
+        let Some(Asked { endpoint, export, granule, stage, packs }) = ask(segment, rpc) else {
             return Opened::Unknown;
         };
+        if granule > 1 && !engine.stats().rails.iter().any(|rail| rail.name == STORAGE_FABRIC) {
+            // That this client cannot reach it says nothing of its node.
+            log::debug!(
+                "segment {segment} is storage: name `{STORAGE_FABRIC}` in `engine.fabrics` to use it"
+            );
+            return Opened::Unknown;
+        }
         match packs {
             Some(packs) if direct => return Opened::Packs(packs),
             // Its node is gone.
@@ -274,7 +289,7 @@ fn open(
             _ => {}
         }
         match open_export(&endpoint, export, descriptors, engine) {
-            Ok(Some(handle)) => return Opened::Here(handle, stage),
+            Ok(Some(handle)) => return Opened::Here(handle, stage, granule),
             Ok(None) => why = format!("{endpoint}: the node has replaced the export that the master knows"),
             Err(error) => return Opened::Unreached(error.to_string()),
         }
@@ -308,13 +323,17 @@ fn close(segment: Option<SegmentHandle>, engine: &mut Engine) {
 enum Opened {
     /// A directory that this client may have mounted.
     Packs(PackPlace),
-    /// Its memory, and the address of the stage service of a disk; empty for memory.
-    Here(SegmentHandle, String),
-    /// No answer from the master, or the master does not know the segment.
+    /// Its memory, the address of the stage service of a disk, which is empty for memory and storage, and its
+    /// granule in bytes.
+    Here(SegmentHandle, String, u32),
+    /// No answer from the master, the master does not know the segment, or this client cannot use it.
     Unknown,
     /// The owner could not be reached, or exports something else: its address and the error.
     Unreached(String),
 }
+
+/// The fabric that reaches storage.
+const STORAGE_FABRIC: &str = "nvmeof";
 
 /// How often the segment is looked up before it counts as unreachable.
 const TRIES: u32 = 2;
@@ -323,6 +342,8 @@ const TRIES: u32 = 2;
 struct Asked {
     endpoint: String,
     export: Export,
+    /// 1 for memory, bytes.
+    granule: u32,
     stage: String,
     packs: Option<PackPlace>,
 }
@@ -334,5 +355,6 @@ fn ask(segment: SegmentNo, rpc: &mut RpcConnection) -> Option<Asked> {
     let packs = (!directory.is_empty() && info.extent_bytes > 0)
         .then_some(PackPlace { directory, extent_bytes: info.extent_bytes });
     let (endpoint, export, stage) = (info.endpoint.to_owned(), info.export, info.stage.to_owned());
-    Some(Asked { endpoint, export, stage, packs })
+    let granule = info.location.granule_bytes();
+    Some(Asked { endpoint, export, granule, stage, packs })
 }

@@ -535,3 +535,39 @@ fn slots_that_hold_no_chunk_are_refused() {
     let error = unsafe { client.register(span) }.unwrap_err();
     assert!(error.to_string().contains("slots of 4096 bytes"), "{error}");
 }
+
+#[test]
+#[cfg(feature = "nvmeof")]
+fn objects_of_whole_granules_go_from_device_memory_to_storage_and_any_come_back() {
+    let fake = Fake::cuda();
+    fake.set("delay_us_max", 200);
+    let mut it = common::storage::setup();
+    let mut client = client_of(&fake, it.master.rpc_addr(), common::storage::nvmeof());
+    let span = fake.allocate(8 << 20);
+    let region = register(&mut client, span);
+    for (seed, len) in [4_096, 65_536, 69_632, 1 << 20, 100_000, 5].into_iter().enumerate() {
+        let value = pattern(seed as u64, len);
+        fake.fill(at(span, 3, len), &value);
+        let put = client.put(b"k", range(region, 3, len), &ONE);
+        if len.is_multiple_of(4_096) {
+            assert!(put.unwrap(), "{len}");
+            it.check_stored(b"k", &value);
+        } else {
+            assert!(put.is_err(), "{len}: a slot has nothing of the rest of the granule");
+            assert!(client.put(b"k", &value, &ONE).unwrap());
+        }
+        let into = 4 << 20;
+        fake.fill(at(span, into, len + 9), &vec![0xee; len + 9]);
+        let read = client.get_with(Get::new(b"k", range(region, into + 1, len))).unwrap();
+        assert_eq!(read, Some(len as u64));
+        let found = fake.bytes(at(span, into, len + 9));
+        assert!(found[1..=len] == value && found[0] == 0xee && found[len + 1..] == [0xee; 8], "{len}");
+        let from = len / 2 - 1;
+        let part = Get::new(b"k", range(region, into, len - from)).range(from as u64..);
+        assert_eq!(client.get_with(part).unwrap(), Some((len - from) as u64));
+        assert!(fake.bytes(at(span, into, len - from)) == value[from..], "{len}");
+        it.remove(b"k");
+    }
+    assert_eq!(client.counters().checksum_mismatches, 0);
+    client.unregister(region).unwrap();
+}

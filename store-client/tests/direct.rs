@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use common::{MIB, client_over, master_with, pattern, with};
 use store_client::disk::{Caching, DiskFile, FormatOptions};
 use store_client::{
-    Client, DiskExport, DiskExportList, DiskList, Fabrics, Get, Node, NodeConfig, NodeDiskConfig, NotDirect,
-    PutOptions, Stats, Store as _,
+    Client, DiskExport, DiskExportList, DiskList, Fabrics, Get, NamespacePlace, Node, NodeConfig,
+    NodeDiskConfig, NotDirect, PutOptions, Stats, Store as _,
 };
 use store_core::MasterConfig;
 use te_core::{Access, MemSpan, Memory as _, RegionId, Transport as _};
@@ -110,7 +110,7 @@ impl Target {
     fn export(&self, path: &Path, offset: u64) -> DiskExport {
         let Namespace { addresses, port, nqn, nsid, .. } = self.namespace.clone();
         let address = SocketAddr::new(addresses[0], port);
-        DiskExport { path: path.to_owned(), address, nqn, nsid, offset }
+        DiskExport { path: path.to_owned(), place: NamespacePlace { address, nqn, nsid, offset } }
     }
 }
 
@@ -281,7 +281,7 @@ fn a_node_does_not_start_with_the_export_of_something_else() {
     assert!(error.contains("must name disks of `disks`"), "{error}");
     // A target that is away is no reason: clients find out themselves.
     let mut away = target.export(&disk, MIB);
-    away.address.set_port(1);
+    away.place.address.set_port(1);
     start(master.rpc_addr(), &disk, vec![away]).stop();
     start(master.rpc_addr(), &disk, vec![target.export(&disk, MIB)]).stop();
 }

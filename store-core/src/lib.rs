@@ -179,7 +179,7 @@ pub use event::Event;
 pub use eviction::{BatchOrder, EvictionPolicy, Place, UnknownPolicy};
 pub use ids::{Incarnation, NodeId, SegmentNo, TaskId, TenantNo};
 pub use kv_events::{KvEvent, KvEvents, KvEventsLost, KvTier};
-pub use location::MemoryLocation;
+pub use location::{MemoryLocation, STORAGE_GRANULES};
 pub use master::Master;
 pub use message::{Kind, Operation};
 pub use placement::{AllocationStrategy, Placement, UnknownStrategy};

@@ -361,7 +361,7 @@ mod tests {
                 endpoint: Box::default(),
                 base: 0,
                 len: 4096,
-                location: te_core::Location::Host,
+                location: crate::MemoryLocation::default(),
                 export: Default::default(),
                 joined: Instant::ZERO,
                 accepts_new: true,

@@ -6,14 +6,14 @@ use alloc::vec::Vec;
 use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use te_core::{Instant, Location};
+use te_core::Instant;
 
 use crate::allocator::{Allocator, AnyAllocator, Block};
 use crate::message::{Export, SegmentInfo};
 use crate::placement::{AllocationStrategy, Placement};
 use crate::room::Rooms;
 use crate::slab::NIL;
-use crate::{ErrorCode, Incarnation, NodeId, SegmentNo};
+use crate::{ErrorCode, Incarnation, MemoryLocation, NodeId, SegmentNo};
 
 /// The place of one replica: 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub(crate) struct Segment {
     pub(crate) base: u64,
     pub(crate) len: u64,
     #[serde(with = "crate::snapshot::location")]
-    pub(crate) location: Location,
+    pub(crate) location: MemoryLocation,
     pub(crate) export: Export,
     /// When it was mounted.
     pub(crate) joined: Instant,
@@ -83,7 +83,7 @@ impl Segment {
             endpoint: &self.endpoint,
             base: self.base,
             len: self.len,
-            location: self.location.into(),
+            location: self.location,
             export: self.export,
             stage: "",
             used: self.allocator.used_bytes(),

@@ -197,6 +197,17 @@ fn storage_that_an_engine_mounts_is_used_by_peers_past_it() {
     let requests = [request(Op::Read, (storage.region, 0), own, storage.addr, GRANULE)];
     let refused = owner.submit(&requests, LONG).and_then(|batch| batch.wait(LONG).map(drop));
     assert!(matches!(refused, Err(TransferError::Request { index: 0, .. })), "{refused:?}");
+    // Its owner reads and writes it as peers do.
+    let memory = owner.alloc_shared(LEN, Access::LOCAL).unwrap();
+    memory.write(0, &content[..8_192]).unwrap();
+    let transfer = |op, at: u64| {
+        let requests = [request(op, (memory.id(), at), own, storage.addr + (2 << 20), 8_192)];
+        owner.submit(&requests, LONG)?.wait(LONG).map(drop)
+    };
+    transfer(Op::Write, 0).unwrap();
+    assert!(disks.memory.0.get(GRANULE + (2 << 20), 8_192) == content[..8_192]);
+    transfer(Op::Read, 16_384).unwrap();
+    assert!(bytes(&memory)[16_384..][..8_192] == content[..8_192]);
     // What is not mounted any more is not listed, and may be mounted again.
     owner.unregister(storage.region).unwrap();
     let again = mounted(&owner, &Storage { epoch: 2, ..disks.storage(false) }).unwrap();
@@ -226,6 +237,13 @@ fn after_the_death_of_an_owner_its_heir_fences_everybody_before_it_lists_the_sto
     disks.memory.0.set(GRANULE, &[0xEE; 16_384]);
     assert!(write(segment, storage.addr).is_err(), "a client of the dead owner");
     assert_eq!(disks.memory.0.get(GRANULE, 16_384), [0xEE; 16_384]);
+    // It learns that it was fenced, and goes on with another identity.
+    let again = here.open_segment(heir.name()).unwrap();
+    let fenced = write(again, storage.addr).unwrap_err();
+    assert!(
+        matches!(&fenced, TransferError::Ended { error, .. } if error.kind == ErrorKind::Expelled),
+        "{fenced}"
+    );
     let other = engine();
     let segment = other.open_segment(heir.name()).unwrap();
     let memory = other.alloc_shared(8_192, Access::LOCAL).unwrap();

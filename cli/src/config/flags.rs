@@ -190,6 +190,8 @@ fn value_name(key: &Key) -> &'static str {
         "PathBuf" => "PATH",
         "DiskList" => "PATH[:SIZE],…",
         "DiskExportList" => "PATH=nvme://…,…",
+        "NamespacePlace" => "nvme://…",
+        "Nguid" => "HEX",
         "bool" => "BOOL",
         "f64" => "SHARE",
         "u8" | "u16" | "u32" | "u64" => "N",

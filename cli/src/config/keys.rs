@@ -45,6 +45,7 @@ const SOURCES: [(&str, &str); 13] = [
         concat!(
             include_str!("../../../store-client/src/config.rs"),
             include_str!("../../../store-client/src/config/extents.rs"),
+            include_str!("../../../store-client/src/config/storage.rs"),
             include_str!("../../../store-client/src/rpc.rs"),
             include_str!("../../../store-client/src/stage/config.rs")
         ),
@@ -244,7 +245,7 @@ pub(crate) fn nearest_variable(variable: &str) -> Option<&'static str> {
 
 /// Whether a field of this name holds bytes, which may be written as `64MiB`.
 pub(crate) fn is_size_name(name: &str) -> bool {
-    name.ends_with("_bytes") || name.contains("_bytes_")
+    name == "bytes" || name.ends_with("_bytes") || name.contains("_bytes_")
 }
 
 /// A value for people, in TOML syntax.
@@ -321,6 +322,8 @@ impl Key {
             "DiskExportList" => {
                 "PATH=nvme://ADDR:PORT/NQN/NSID[+OFFSET], several separated by commas".to_owned()
             }
+            "NamespacePlace" => "nvme://ADDR:PORT/NQN/NSID[+OFFSET]".to_owned(),
+            "Nguid" => "32 hexadecimal digits".to_owned(),
             "Vec<String" | "Vec<String>" => "a list of texts".to_owned(),
             "Vec<PathBuf" | "Vec<PathBuf>" => "a list of paths".to_owned(),
             _ if !self.choices.is_empty() => self.choices.join(", "),

@@ -345,6 +345,10 @@ impl Client {
         let place = self.segments.open(transfer.segment, &mut self.rpc, &mut self.engine, shun);
         let handle = match place {
             Some(Place::Memory(handle)) => Some(handle),
+            Some(Place::Storage(handle, granule)) => {
+                let again = self.mover.start_on_storage(transfer, (handle, granule), buffers);
+                return again && transfer.op == Op::Read;
+            }
             Some(Place::Disk { staging, service }) if transfer.op == Op::Read => {
                 return self.read_from_disk(transfer, staging, service, buffers);
             }

@@ -2,32 +2,23 @@
 //! `/dev/nvme1n1=nvme://10.0.0.1:4420/nqn.2014-08.org.example:box/1`.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::disks::size_of;
+use super::storage::NamespacePlace;
 
-/// What separates the path from the namespace.
-const SCHEME: &str = "=nvme://";
-/// Where an image begins in its namespace is a multiple of this, bytes.
-const OFFSET_ALIGNMENT: u64 = 4_096;
+/// What separates the path from the namespace, with how that begins.
+const BETWEEN: &str = "=nvme://";
 
 /// A disk of a node that is also a namespace of a target of NVMe over TCP, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskExport {
     /// The disk, as [`NodeConfig::disks`](crate::NodeConfig::disks) names it.
     pub path: PathBuf,
-    /// Where the target listens.
-    pub address: SocketAddr,
-    /// The NQN of the subsystem.
-    pub nqn: String,
-    /// The number of the namespace.
-    pub nsid: u32,
-    /// Where the disk begins in the namespace, bytes: a multiple of 4,096.
-    pub offset: u64,
+    /// Where the disk begins in the namespace.
+    pub place: NamespacePlace,
 }
 
 /// The disks of a node that are namespaces, too.
@@ -52,7 +43,7 @@ impl fmt::Display for UnknownExport {
         write!(
             f,
             "{:?} is not the export of a disk: write PATH=nvme://ADDR:PORT/NQN/NSID, and +OFFSET behind it if \
-             the disk does not begin where the namespace does, in multiples of {OFFSET_ALIGNMENT} bytes",
+             the disk does not begin where the namespace does, in multiples of 4096 bytes",
             self.0
         )
     }
@@ -66,23 +57,8 @@ impl FromStr for DiskExport {
     fn from_str(text: &str) -> Result<Self, UnknownExport> {
         let text = text.trim();
         let parts = || {
-            let (path, at) = text.split_once(SCHEME)?;
-            let (address, name) = at.split_once('/')?;
-            let (nqn, number) = name.rsplit_once('/')?;
-            let (nsid, offset) = number.split_once('+').unwrap_or((number, "0"));
-            let this = Self {
-                path: path.into(),
-                address: address.parse().ok()?,
-                nqn: nqn.to_owned(),
-                nsid: nsid.parse().ok()?,
-                offset: size_of(offset)?,
-            };
-            let valid = !path.is_empty()
-                && this.address.port() != 0
-                && nqn.starts_with("nqn.")
-                && this.nsid != 0
-                && this.offset.is_multiple_of(OFFSET_ALIGNMENT);
-            valid.then_some(this)
+            let at = text.find(BETWEEN).filter(|at| *at > 0)?;
+            Some(Self { path: text[..at].into(), place: text[at + 1..].parse().ok()? })
         };
         parts().ok_or_else(|| UnknownExport(text.into()))
     }
@@ -90,9 +66,7 @@ impl FromStr for DiskExport {
 
 impl fmt::Display for DiskExport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { path, address, nqn, nsid, offset } = self;
-        write!(f, "{}{SCHEME}{address}/{nqn}/{nsid}", path.display())?;
-        if *offset > 0 { write!(f, "+{offset}") } else { Ok(()) }
+        write!(f, "{}={}", self.path.display(), self.place)
     }
 }
 
@@ -135,13 +109,15 @@ mod tests {
                     /a=b/kv=nvme://[fd00::1]:4420/nqn.2026-11.x:y/z/7+1MiB";
         let list: DiskExportList = text.parse().unwrap();
         let [first, second] = &list.0[..] else { panic!("{list:?}") };
-        assert_eq!((first.path.to_str(), first.nsid, first.offset), (Some("/dev/nvme1n1"), 1, 0));
+        let at = &first.place;
+        assert_eq!((first.path.to_str(), at.nsid, at.offset), (Some("/dev/nvme1n1"), 1, 0));
         assert_eq!(
-            (first.address.to_string(), &*first.nqn),
+            (at.address.to_string(), &*at.nqn),
             ("10.0.0.1:4420".into(), "nqn.2014-08.org.example:box")
         );
-        assert_eq!((second.path.to_str(), &*second.nqn), (Some("/a=b/kv"), "nqn.2026-11.x:y/z"));
-        assert_eq!((second.nsid, second.offset), (7, 1 << 20));
+        let at = &second.place;
+        assert_eq!((second.path.to_str(), &*at.nqn), (Some("/a=b/kv"), "nqn.2026-11.x:y/z"));
+        assert_eq!((at.nsid, at.offset), (7, 1 << 20));
         assert_eq!(String::from(list.clone()).parse::<DiskExportList>().unwrap(), list);
         assert_eq!("".parse::<DiskExportList>().unwrap(), DiskExportList::default());
     }

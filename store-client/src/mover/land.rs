@@ -1,5 +1,7 @@
 //! Landing: what happens to a piece when its bytes have arrived.
 
+use super::buffers::Cursor;
+use super::granules::each_range;
 use super::{Buffers, Flying, Hops, Job, Place};
 use crate::bounce::Bounce;
 use crate::checksum::Checksum;
@@ -36,6 +38,15 @@ pub(super) fn land(
         return;
     }
     match piece.place {
+        // Granules of storage that are in several ranges, or end in one.
+        Place::Bounced(at) if let Some(ranges) = buffers.ranges(job.transfer.item as usize) => {
+            let span = bounce.region().span();
+            job.checksum.update_span(span, at.offset, piece.len);
+            let end = piece.offset + piece.len;
+            each_range(&mut Cursor::default(), ranges, (piece.offset, end), |skip, range| {
+                memory.copy_in(span, at.offset + skip, range);
+            });
+        }
         Place::Bounced(at) => {
             let (item, len) = (job.transfer.item as usize, job.transfer.len);
             // An object that is longer than its sink is not read. If it were, the checksum would not match.

@@ -87,7 +87,10 @@ impl Mover {
         memory: &Memory,
     ) -> Cut {
         let Some(device) = memory.device(region) else { return Cut::Never };
-        let Some((at, len)) = self.hops.take(device.stager, len) else { return Cut::NoRoom };
+        // A slot is longer than a granule, of which its length is a multiple.
+        let room = len.next_multiple_of(self.jobs[index].granule);
+        let Some((at, taken)) = self.hops.take(device.stager, room) else { return Cut::NoRoom };
+        let len = len.min(taken);
         let place = Place::InSlot(at, range.map(|range| BufferRange { len, ..range }));
         Cut::Piece(Flying { job: index, at: self.jobs[index].sent, offset, len, place })
     }

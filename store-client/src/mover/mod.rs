@@ -8,6 +8,8 @@
 //!                        └ memory of devices: through slots (`hops.rs`, `lifts.rs`)
 //! ```
 //!
+//! What is moved to or from storage is cut at its granules (`granules.rs`).
+//!
 //! A put that is moved directly is cut at the borders of its checksum chunks of 64 KiB, so that a rail that
 //! computes checksums while it copies returns the checksum of a chunk.
 //!
@@ -20,6 +22,7 @@
 //! under way.
 
 mod buffers;
+mod granules;
 mod hops;
 mod land;
 mod lifts;
@@ -114,6 +117,8 @@ struct Job {
     transfer: Transfer,
     /// Where it is; `None`: in `image`.
     handle: Option<SegmentHandle>,
+    /// Remote offsets and lengths are multiples of this, bytes: 1 for memory.
+    granule: u64,
     /// The object and its trailer, in memory of this process.
     image: Option<AlignedBuffer>,
     /// Bytes to move.
@@ -138,7 +143,8 @@ struct Job {
 
 /// Where the bytes of a transfer are.
 enum Source {
-    Segment(SegmentHandle),
+    /// A segment, and its granule in bytes.
+    Segment(SegmentHandle, u64),
     Image(AlignedBuffer),
 }
 
@@ -274,7 +280,17 @@ impl Mover {
         handle: Option<SegmentHandle>,
         buffers: &Buffers<'_, '_>,
     ) -> bool {
-        self.start_from(transfer, handle.map(Source::Segment), buffers)
+        self.start_from(transfer, handle.map(|handle| Source::Segment(handle, 1)), buffers)
+    }
+
+    /// As [`start`](Self::start), to or from storage with this granule, bytes.
+    pub(crate) fn start_on_storage(
+        &mut self,
+        transfer: Transfer,
+        (handle, granule): (SegmentHandle, u32),
+        buffers: &Buffers<'_, '_>,
+    ) -> bool {
+        self.start_from(transfer, Some(Source::Segment(handle, granule.into())), buffers)
     }
 
     /// As [`start`](Self::start), for a read whose object is in memory of this process, with its trailer.
@@ -296,9 +312,9 @@ impl Mover {
         }
         match from {
             Some(from) => {
-                let (handle, image) = match from {
-                    Source::Segment(handle) => (Some(handle), None),
-                    Source::Image(image) => (None, Some(image)),
+                let (handle, granule, image) = match from {
+                    Source::Segment(handle, granule) => (Some(handle), granule, None),
+                    Source::Image(image) => (None, 1, Some(image)),
                 };
                 let parts = Parts::new(&transfer, buffers);
                 let base = buffers.range_offset(transfer.item as usize);
@@ -311,6 +327,7 @@ impl Mover {
                 self.jobs.push(Job {
                     transfer,
                     handle,
+                    granule,
                     image,
                     total,
                     base: base.unwrap_or(0),
@@ -543,12 +560,15 @@ impl Mover {
             Place::Bounced(at) => (self.bounce.region().id(), at.offset),
             Place::InSlot(at, _) => self.hops.local(at),
         };
+        // Of storage, whole granules around the piece, for which its place has room.
+        let remote_addr = job.transfer.addr + piece.offset;
+        let before = remote_addr % job.granule;
         self.requests.push(TransferRequest {
             op: job.transfer.op,
-            local: LocalAddr::Region(region, offset),
+            local: LocalAddr::Region(region, offset - before),
             segment,
-            remote_addr: job.transfer.addr + piece.offset,
-            len: piece.len,
+            remote_addr: remote_addr - before,
+            len: (before + piece.len).next_multiple_of(job.granule),
         });
     }
 
@@ -601,7 +621,8 @@ impl Mover {
         if let Some(parts) = &job.parts {
             return match (parts.next(&transfer, at), parts.device()) {
                 (Some(Next::Straight { offset, place }), _) => {
-                    self.cut_straight(index, offset, place, memory)
+                    let granule = job.granule;
+                    self.cut_part(index, offset, place, granule, memory)
                 }
                 (Some(Next::Bounced { offset, len, chunks: true }), Some(region)) => {
                     let most =
@@ -615,6 +636,9 @@ impl Mover {
                 }
                 (None, _) => Cut::Never,
             };
+        }
+        if job.granule > 1 {
+            return self.cut_granules(index, memory, buffers);
         }
         let stored_left = job.total - at;
         let lent = self.lent[item].as_slice();
@@ -667,11 +691,20 @@ impl Mover {
         Cut::Piece(Flying { job: index, at, offset, len, place })
     }
 
-    /// Cuts a piece that passes through the bounce buffer.
+    /// Cuts a piece that passes through the bounce buffer, with room for the granules around it.
     fn cut_bounced(&mut self, job: usize, at: u64, offset: u64, len: u64) -> Cut {
-        match self.bounce.take(len, len) {
-            Some(piece) => {
-                Cut::Piece(Flying { job, at, offset, len: piece.len, place: Place::Bounced(piece) })
+        let Job { transfer, granule, .. } = &self.jobs[job];
+        let (before, granule) = ((transfer.addr + offset) % granule, *granule);
+        let most = self.bounce.piece_bytes_max() / granule * granule;
+        if most == 0 {
+            return Cut::Never;
+        }
+        let wanted = (before + len).next_multiple_of(granule).min(most);
+        match self.bounce.take(wanted, wanted) {
+            Some(taken) => {
+                let len = len.min(taken.len - before);
+                let place = Place::Bounced(Piece { offset: taken.offset + before, len });
+                Cut::Piece(Flying { job, at, offset, len, place })
             }
             None => Cut::NoRoom,
         }
@@ -699,12 +732,29 @@ impl Mover {
             let _ = self.bounce.region().write(piece.offset + (at - offset), bytes);
             at += bytes.len() as u64;
         }
+        self.fill_trailer(index, (offset, at, end), piece);
+    }
+
+    /// Writes the bytes `at..end` of a put's trailer to a piece that begins at `offset`, if there are any, and
+    /// zeros up to the end of the granule.
+    fn fill_trailer(&mut self, index: usize, (offset, at, end): (u64, u64, u64), piece: Piece) {
+        let Job { transfer, granule, .. } = &self.jobs[index];
         if at < end {
             // All bytes before the trailer have been checksummed. Otherwise readers would not accept the
             // trailer.
             let (from, to) = ((at - transfer.len) as usize, (end - transfer.len) as usize);
+            let sum = &self.sums[transfer.item as usize];
             let trailer = sum.trailer().get(from..to).unwrap_or_default();
             let _ = self.bounce.region().write(piece.offset + (at - offset), trailer);
+        }
+        // What other objects have left in the bounce buffer is not written to storage.
+        let mut pad = (transfer.addr + end).next_multiple_of(*granule) - (transfer.addr + end);
+        let mut at = piece.offset + (end - offset);
+        while pad > 0 {
+            let zeros = &[0; 512][..pad.min(512) as usize];
+            let _ = self.bounce.region().write(at, zeros);
+            pad -= zeros.len() as u64;
+            at += zeros.len() as u64;
         }
     }
 

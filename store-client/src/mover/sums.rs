@@ -90,6 +90,11 @@ impl ItemSum {
         true
     }
 
+    /// Whether the first `bytes` bytes of the item are included.
+    pub(super) fn reaches(&self, bytes: u64) -> bool {
+        self.at >= bytes
+    }
+
     /// Whether all `len` bytes of the item are included.
     pub(super) fn is_whole(&self, len: u64) -> bool {
         self.at == len

@@ -1,4 +1,4 @@
-//! The thread that keeps a node in the store: it mounts the memory and sends heartbeats.
+//! The thread that keeps a node in the store: it mounts the memory or storage and sends heartbeats.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -9,12 +9,12 @@ use store_core::message::{
     Beat, Export, Heartbeat, Mount, MountResponse, MountSegment, NodeStatus, Unmount, UnmountSegment,
 };
 use store_core::{ErrorCode, Incarnation, NodeId, SegmentNo};
-use te_engine::{SharedRegion, TransferEngine};
+use te_engine::TransferEngine;
 
 use super::Shared;
 use super::disks::Disks;
-use super::exports::Exports;
-use super::extents::Extents;
+use super::exports::{Exports, Origin};
+use super::home::Home;
 use super::tasks::{Mounted, Worker};
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
@@ -48,11 +48,11 @@ impl Keeper {
         shared: Arc<Shared>,
         worker: Worker,
         disks: Option<Disks>,
-        extents: Option<Extents>,
+        origin: Origin,
     ) -> Self {
         let ttl = Duration::from_millis(rpc.welcome().node_ttl_ms.into());
         let (node, key) = (NodeId::new(super::random(&engine)), super::random(&engine));
-        let exports = Exports::new(&config, engine.clone(), extents);
+        let exports = Exports::new(&config, engine.clone(), origin);
         let (incarnation, mounted) = (Incarnation::default(), None);
         Self { config, engine, exports, rpc, node, key, incarnation, mounted, ttl, shared, worker, disks }
     }
@@ -155,14 +155,14 @@ impl Keeper {
             return Err(error);
         }
         self.incarnation = Incarnation::new(wall.max(self.incarnation.get() + 1));
-        let region = self.exports.export()?;
-        *self.shared.region.lock().unwrap_or_else(PoisonError::into_inner) = Some(region.clone());
-        let answer = match self.ask_mount(&region, lineage) {
+        let home = self.exports.export()?;
+        *self.shared.home.lock().unwrap_or_else(PoisonError::into_inner) = Some(home.clone());
+        let answer = match self.ask_mount(&home, lineage) {
             // The clock of this host, or of the former holder of the name, was wrong: the incarnation
             // continues from the master's.
             Ok(Asked::Stale { incarnation_min }) => {
                 self.incarnation = incarnation_min;
-                self.ask_mount(&region, lineage)
+                self.ask_mount(&home, lineage)
             }
             answer => answer,
         };
@@ -174,7 +174,7 @@ impl Keeper {
                 self.shared.mounts.fetch_add(1, Ordering::Relaxed);
                 self.shared.hears(self.ttl);
                 let (name, segment) = (&self.config.name, mounted.segment);
-                log::info!("node {name}: {} bytes mounted as segment {segment}", region.len());
+                log::info!("node {name}: {} bytes mounted as segment {segment}", home.len());
                 if let Some(disks) = &self.disks {
                     disks.mounted(self.as_mounted());
                 }
@@ -192,16 +192,16 @@ impl Keeper {
         }
     }
 
-    fn ask_mount(&mut self, region: &SharedRegion, lineage: u64) -> Result<Asked, RpcError> {
+    fn ask_mount(&mut self, home: &Home, lineage: u64) -> Result<Asked, RpcError> {
         let segment = MountSegment {
             node: self.node,
             incarnation: self.incarnation,
             name: &self.config.name,
             endpoint: self.engine.name(),
-            base: region.addr(),
-            len: region.len() as u64,
-            location: self.exports.location(region).into(),
-            export: Export { engine: self.engine.incarnation(), region: region.id().to_bits() },
+            base: home.addr(),
+            len: home.len(),
+            location: home.location(),
+            export: Export { engine: self.engine.incarnation(), region: home.id().to_bits() },
             lineage,
             key: self.key,
             takeover: self.config.takeover,
@@ -223,9 +223,9 @@ impl Keeper {
     }
 
     fn as_mounted(&self) -> Option<Mounted> {
-        let region = self.shared.region.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let home = self.shared.home.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         let (node, key, incarnation, segment) = (self.node, self.key, self.incarnation, self.mounted?);
-        Some(Mounted { node, key, incarnation, segment, region })
+        Some(Mounted { node, key, incarnation, segment, home })
     }
 
     fn forget_mount(&mut self) {

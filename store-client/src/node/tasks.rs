@@ -10,6 +10,11 @@
 //!                                    or read the next source, while the lease runs
 //! ```
 //!
+//! Bytes that a fabric cannot put into their place are read into other memory and brought there once they are
+//! verified: memory of a pool whose hosts have no coherent caches is written past the cache, and storage
+//! ([`super::storage`]) by a WRITE of this node to its own segment. Storage is read and written in whole
+//! granules.
+//!
 //! A source on a disk is read into the memory of its node first ([`crate::stage`]); the orders that wait for
 //! disks do not delay those that do not.
 //!
@@ -20,6 +25,8 @@
 //!
 //! Orders are identified by their attempt: an order that is fetched again while it is under way only has its
 //! lease renewed.
+
+mod writes;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -35,10 +42,13 @@ use store_core::message::{
 };
 use store_core::{ErrorCode, Incarnation, Key, NodeId, SegmentNo, TaskId, bound};
 use te_core::{Access, Error, Op, Status};
-use te_engine::{RegisterError, SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest};
+use te_engine::{
+    BatchReport, RegisterError, SegmentHandle, SharedRegion, Transfer, TransferEngine, TransferRequest,
+};
 
 use super::Shared;
 use super::expulsions::Expulsions;
+use super::home::{Home, Writing};
 use super::share::Share;
 use crate::config::NodeConfig;
 use crate::error::{ConnectError, RpcError};
@@ -46,6 +56,7 @@ use crate::pools::Pages;
 use crate::rpc::RpcConnection;
 use crate::stage::{StageConnections, StageEnd, StagedAt, Wanted};
 use crate::sys;
+use writes::is_quiet;
 
 /// Most orders at a time, under way or waiting.
 const ORDERS_MAX: u32 = 64;
@@ -63,14 +74,14 @@ const DISK_SHUN: Duration = Duration::from_millis(500);
 const LINGER: Duration = Duration::from_millis(500);
 const LINGER_PAUSE: Duration = Duration::from_millis(5);
 
-/// The node's mounted memory.
+/// What the node has mounted.
 #[derive(Clone)]
 pub(super) struct Mounted {
     pub(super) node: NodeId,
     pub(super) key: u64,
     pub(super) incarnation: Incarnation,
     pub(super) segment: SegmentNo,
-    pub(super) region: SharedRegion,
+    pub(super) home: Home,
 }
 
 /// Handle of the thread that does the work.
@@ -129,6 +140,8 @@ struct Work {
     shared: Arc<Shared>,
     reporter: u64,
     open: HashMap<SegmentNo, Source>,
+    /// The node's own segment, if it was opened to write storage, and the mount for which that was.
+    own: Option<(Incarnation, SegmentHandle)>,
     /// Pages of CXL pools.
     pages: Pages,
     disks: StageConnections<Staging>,
@@ -160,7 +173,7 @@ struct Order {
     len: u64,
     /// The checksum, bound to the key and the generation.
     checksum: u32,
-    /// Offset of its place in the node's region.
+    /// Offset of its place in what the node has mounted.
     offset: u64,
     sources: Vec<Replica>,
     /// Until when the sources are leased.
@@ -171,16 +184,17 @@ struct Order {
     error: ErrorCode,
 }
 
-/// An order whose source is being read.
+/// An order whose source is being read, or was read and is being written to storage.
 struct Flight {
     order: Order,
     source: SegmentNo,
     transfer: Transfer,
-    /// What it is read into, if not into its place: memory of a pool without coherent caches is written once
-    /// the bytes are verified, past the cache.
+    /// What it is read into, if not into its place.
     apart: Option<SharedRegion>,
     /// Where the source was staged, if it is on a disk.
     staged: Option<StagedAt>,
+    /// `Some`: the verified bytes are being written to this node's storage.
+    writing: Option<Writing>,
 }
 
 /// An order whose source is being read by its disk.
@@ -190,12 +204,24 @@ struct Staging {
     handle: SegmentHandle,
 }
 
+/// Where a source is read.
+#[derive(Clone, Copy)]
+struct ReadAt {
+    source: SegmentNo,
+    handle: SegmentHandle,
+    addr: u64,
+    /// What the length of the read is a multiple of, bytes.
+    granule: u64,
+}
+
 /// A segment that is open.
 #[derive(Clone, Copy)]
 struct Source {
     handle: SegmentHandle,
     /// The number of its stage service, if it is a disk.
     disk: Option<usize>,
+    /// What reads of it are multiples of, bytes.
+    granule: u64,
 }
 
 /// A damaged replica.
@@ -244,6 +270,7 @@ impl Work {
             rpc,
             shared,
             open: HashMap::new(),
+            own: None,
             pages: Pages::default(),
             disks: StageConnections::new(config.rpc, config.identity.cluster_secret(), DISK_SHUN),
             share: Share::new(config.copy_bytes_per_s_max),
@@ -335,7 +362,7 @@ impl Work {
             } else if self.ends.contains_key(&order.attempt) {
                 // The place may be a replica by now, or belong to another put: the end is reported again.
                 self.unreported += 1;
-            } else if let Some(order) = Order::new(&order, &mounted.region, until) {
+            } else if let Some(order) = Order::new(&order, &mounted.home, until) {
                 self.share.saw(stored_len(order.len));
                 self.waiting.push_back(order);
             }
@@ -401,7 +428,7 @@ impl Work {
                 return self.end(&order, Err(ErrorCode::LeaseExpired), true);
             }
             order.tried += 1;
-            let Some(Source { handle, disk }) = self.open(source.segment) else { continue };
+            let Some(Source { handle, disk, granule }) = self.open(source.segment) else { continue };
             let Replica { segment, addr, .. } = source;
             if let Some(service) = disk {
                 let deadline = Instant::now() + left.min(DISK_DEADLINE);
@@ -409,7 +436,7 @@ impl Work {
                 let what = Staging { order, source: segment, handle };
                 return self.disks.want(service, Wanted { item, deadline, what });
             }
-            match self.read(order, segment, handle, addr, mounted) {
+            match self.read(order, ReadAt { source: segment, handle, addr, granule }, mounted) {
                 Ok(flight) => return self.flights.push(flight),
                 Err(back) => order = back,
             }
@@ -417,33 +444,34 @@ impl Work {
     }
 
     /// Begins to read the source of an order; gives the order back if that cannot be done.
-    fn read(
-        &mut self,
-        order: Order,
-        source: SegmentNo,
-        segment: SegmentHandle,
-        remote_addr: u64,
-        mounted: &Mounted,
-    ) -> Result<Flight, Order> {
-        let len = stored_len(order.len);
-        let apart = match mounted.region.is_apart().then(|| usize::try_from(len)) {
-            None => None,
-            Some(len) => match len.ok().and_then(|len| self.engine.alloc_shared(len, Access::LOCAL).ok()) {
+    fn read(&mut self, order: Order, at: ReadAt, mounted: &Mounted) -> Result<Flight, Order> {
+        let ReadAt { source, handle: segment, addr: remote_addr, granule } = at;
+        let home = &mounted.home;
+        let stored = stored_len(order.len);
+        let len = stored.next_multiple_of(granule);
+        let apart = match home.is_apart() || granule > 1 {
+            false => None,
+            true => match self.memory_for(len.max(stored.next_multiple_of(home.granule()))) {
                 Some(apart) => Some(apart),
                 None => return Err(order),
             },
         };
-        let local = apart.as_ref().map_or((mounted.region.id(), order.offset), |apart| (apart.id(), 0));
+        let local = apart.as_ref().map_or((home.id(), order.offset), |apart| (apart.id(), 0));
         let request = TransferRequest { op: Op::Read, local: local.into(), segment, remote_addr, len };
         let left = order.until.saturating_duration_since(Instant::now());
         match self.engine.submit(&[request], Some(left)) {
-            Ok(transfer) => Ok(Flight { order, source, transfer, apart, staged: None }),
+            Ok(transfer) => Ok(Flight { order, source, transfer, apart, staged: None, writing: None }),
             Err(_) => {
                 self.spent.extend(apart);
                 self.free_spent();
                 Err(order)
             }
         }
+    }
+
+    /// Memory for a read that does not go to its place.
+    fn memory_for(&self, len: u64) -> Option<SharedRegion> {
+        self.engine.alloc_shared(usize::try_from(len).ok()?, Access::LOCAL).ok()
     }
 
     /// Gives memory of reads back that nothing uses any more.
@@ -462,13 +490,16 @@ impl Work {
     fn staged(&mut self, ends: Vec<StageEnd<Staging>>, mounted: &Mounted) {
         for StageEnd { what: Staging { mut order, source, handle }, result } in ends {
             match result {
-                Ok(staged) => match self.read(order, source, handle, staged.addr, mounted) {
-                    Ok(flight) => self.flights.push(Flight { staged: Some(staged), ..flight }),
-                    Err(order) => {
-                        self.disks.release(&staged, true);
-                        self.read_next(order, mounted);
+                Ok(staged) => {
+                    let at = ReadAt { source, handle, addr: staged.addr, granule: 1 };
+                    match self.read(order, at, mounted) {
+                        Ok(flight) => self.flights.push(Flight { staged: Some(staged), ..flight }),
+                        Err(order) => {
+                            self.disks.release(&staged, true);
+                            self.read_next(order, mounted);
+                        }
                     }
-                },
+                }
                 Err(error) => {
                     log::debug!("node {}: disk {source} does not deliver an object: {error}", self.name);
                     if error == ErrorCode::SegmentNotFound {
@@ -507,7 +538,7 @@ impl Work {
         }
     }
 
-    /// Verifies the reads that have ended.
+    /// Verifies the reads that have ended, and ends the orders whose writes have.
     fn reap(&mut self, mounted: &Mounted) {
         let mut at = 0;
         while at < self.flights.len() {
@@ -516,43 +547,61 @@ impl Work {
                 at += 1;
                 continue;
             }
-            let Flight { mut order, source, transfer, apart, staged } = self.flights.remove(at);
-            let counts = self.counts(staged.as_ref(), report.status == Status::Completed, mounted);
-            if report.quarantined {
-                self.end(&order, Err(ErrorCode::TransferFail), apart.is_some());
-            } else if report.status != Status::Completed {
-                let failure = transfer.wait(None).err();
-                log::debug!("node {}: reading from segment {source}: {failure:?}", self.name);
-                self.close(source);
-                self.read_next(order, mounted);
-            } else {
-                let (region, offset) =
-                    apart.as_ref().map_or((&mounted.region, order.offset), |apart| (apart, 0));
-                let found = checksum(order.len, region, offset)
-                    .map(|crc32c| bound(crc32c, &order.key, order.generation));
-                if Instant::now() >= order.until {
-                    self.end(&order, Err(ErrorCode::LeaseExpired), true);
-                } else if !counts {
-                    self.read_next(order, mounted);
-                } else if found == Some(order.checksum) {
-                    let moved =
-                        apart.as_ref().map_or(Ok(()), |apart| move_in(&order, apart, &mounted.region));
-                    let moved = moved.map_err(|error| {
-                        log::warn!("node {}: memory of the pool cannot be written: {error}", self.name);
-                        ErrorCode::TransferFail
-                    });
-                    self.end(&order, moved.map(|()| order.checksum), true);
-                } else {
-                    log::warn!("node {}: {} on segment {source} is damaged", self.name, Key(&order.key));
-                    let (key, generation) = (order.key.clone(), order.generation);
-                    self.bad.push(Bad { key, generation, segment: source });
-                    order.error = ErrorCode::ChecksumMismatch;
-                    self.read_next(order, mounted);
-                }
+            let flight = self.flights.remove(at);
+            match flight.writing {
+                Some(_) => self.wrote(flight, &report),
+                None => self.has_read(flight, &report, mounted),
             }
-            self.spent.extend(apart);
         }
         self.free_spent();
+    }
+
+    /// A source was read: verifies it, and brings it to its place.
+    fn has_read(&mut self, flight: Flight, report: &BatchReport, mounted: &Mounted) {
+        let Flight { mut order, source, transfer, apart, staged, .. } = flight;
+        let counts = self.counts(staged.as_ref(), report.status == Status::Completed, mounted);
+        if report.quarantined {
+            self.end(&order, Err(ErrorCode::TransferFail), apart.is_some());
+        } else if report.status != Status::Completed {
+            let failure = transfer.wait(None).err();
+            log::debug!("node {}: reading from segment {source}: {failure:?}", self.name);
+            self.close(source);
+            self.read_next(order, mounted);
+        } else {
+            let read = match &apart {
+                Some(apart) => checksum(order.len, apart, 0),
+                None => mounted.home.memory().and_then(|memory| checksum(order.len, memory, order.offset)),
+            };
+            let found = read.map(|crc32c| bound(crc32c, &order.key, order.generation));
+            if Instant::now() >= order.until {
+                self.end(&order, Err(ErrorCode::LeaseExpired), true);
+            } else if !counts {
+                self.read_next(order, mounted);
+            } else if found == Some(order.checksum) {
+                return self.place(order, source, apart, mounted);
+            } else {
+                log::warn!("node {}: {} on segment {source} is damaged", self.name, Key(&order.key));
+                let (key, generation) = (order.key.clone(), order.generation);
+                self.bad.push(Bad { key, generation, segment: source });
+                order.error = ErrorCode::ChecksumMismatch;
+                self.read_next(order, mounted);
+            }
+        }
+        self.spent.extend(apart);
+    }
+
+    /// Brings verified bytes to their place, if they are not there yet. The order ends when they are.
+    fn place(&mut self, order: Order, source: SegmentNo, apart: Option<SharedRegion>, mounted: &Mounted) {
+        let Some(apart) = apart else { return self.end(&order, Ok(order.checksum), true) };
+        let Some(memory) = mounted.home.memory() else {
+            return self.write(order, source, apart, mounted);
+        };
+        let moved = move_in(&order, &apart, memory).map_err(|error| {
+            log::warn!("node {}: its memory cannot be written: {error}", self.name);
+            ErrorCode::TransferFail
+        });
+        self.end(&order, moved.map(|()| order.checksum), true);
+        self.spent.push(apart);
     }
 
     fn end(&mut self, order: &Order, result: Result<u32, ErrorCode>, quiet: bool) {
@@ -580,7 +629,12 @@ impl Work {
         for flight in std::mem::take(&mut self.flights) {
             // The transfer's own timeout bounds the wait.
             let _ = flight.transfer.wait(None);
-            let quiet = flight.apart.is_some() || !flight.transfer.report().quarantined;
+            let report = flight.transfer.report();
+            let quiet = match (&flight.writing, &flight.apart) {
+                (Some(_), _) => is_quiet(&report),
+                (None, Some(_)) => true,
+                (None, None) => !report.quarantined,
+            };
             if let Some(staged) = &flight.staged {
                 self.disks.release(staged, quiet);
             }
@@ -599,10 +653,10 @@ impl Work {
         if let Some(source) = self.open.get(&segment) {
             return Some(*source);
         }
-        let (endpoint, stage) = {
+        let (endpoint, stage, granule) = {
             let (_, mut infos) = self.rpc.call::<Segments>(&(), std::iter::once(segment)).ok()?;
             let info = infos.next()?.ok()?;
-            (info.endpoint.to_owned(), info.stage.to_owned())
+            (info.endpoint.to_owned(), info.stage.to_owned(), info.location.granule_bytes().into())
         };
         let disk = (!stage.is_empty()).then(|| self.disks.line(&stage));
         if self.open.len() >= OPEN_MAX {
@@ -611,7 +665,7 @@ impl Work {
         }
         self.pages.ensure_of_node(&mut self.rpc, &self.engine);
         let handle = self.engine.open_segment(&endpoint).ok()?;
-        let source = Source { handle, disk };
+        let source = Source { handle, disk, granule };
         self.open.insert(segment, source);
         Some(source)
     }
@@ -627,11 +681,12 @@ impl Work {
 }
 
 impl Order {
-    /// `None` when the place does not lie inside the node's region.
-    fn new(order: &TaskOrder<'_>, region: &SharedRegion, until: Instant) -> Option<Self> {
-        let offset = order.addr.checked_sub(region.addr())?;
-        let end = offset.checked_add(stored_len(order.len))?;
-        (end <= region.len() as u64).then(|| Self {
+    /// `None` when the place does not lie inside what the node has mounted, in whole granules.
+    fn new(order: &TaskOrder<'_>, home: &Home, until: Instant) -> Option<Self> {
+        let offset = order.addr.checked_sub(home.addr())?;
+        let whole = stored_len(order.len).checked_next_multiple_of(home.granule())?;
+        let inside = offset.is_multiple_of(home.granule()) && offset.checked_add(whole)? <= home.len();
+        inside.then(|| Self {
             id: order.id,
             attempt: order.attempt,
             key: order.key.0.to_vec(),

@@ -87,7 +87,7 @@ impl<G: FnMut() -> bool> Waiting<G> {
             None => "without limit".to_owned(),
         };
         match error {
-            ConnectError::Held { .. } => {
+            ConnectError::Held { .. } | ConnectError::Storage { .. } => {
                 log::warn!("node {}: waiting until its name is free: {error}", self.name);
             }
             error => log::warn!("node {}: waiting for the master, {limit}: {error}", self.name),

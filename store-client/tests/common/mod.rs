@@ -18,6 +18,8 @@ use store_master::{Config, MasterHandle, MasterServer};
 pub(crate) use te_core::testkit::pattern;
 
 pub(crate) mod front;
+#[cfg(feature = "nvmeof")]
+pub(crate) mod storage;
 
 pub(crate) const MIB: u64 = 1 << 20;
 

@@ -146,6 +146,17 @@ impl AllocatorKind {
             Self::Slab => AnyAllocator::Slab(SlabAllocator::new(len)),
         }
     }
+
+    /// As [`build`](Self::build), for a segment whose allocations are multiples of a granule, at multiples of
+    /// it. With a granule above [`GRAIN_BYTES`] it is an [`OffsetAllocator`] of either kind: the lengths of
+    /// slots are no multiples of it.
+    #[must_use]
+    pub fn build_for(self, len: u64, granule_bytes: u64) -> AnyAllocator {
+        match granule_bytes {
+            ..=GRAIN_BYTES => self.build(len),
+            _ => AnyAllocator::Offset(OffsetAllocator::with_grain(len, granule_bytes)),
+        }
+    }
 }
 
 impl fmt::Display for AllocatorKind {

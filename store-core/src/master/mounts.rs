@@ -5,7 +5,7 @@
 //! requests it is told which node has it, and nothing changes. What a node mounted under lower incarnations
 //! is dropped when the node mounts under a higher one, and never otherwise.
 
-use te_core::{Instant, Location};
+use te_core::Instant;
 
 use super::{Master, millis};
 use crate::allocator::{Allocator, GRAIN_BYTES};
@@ -44,7 +44,6 @@ impl Master {
         segment: &MountSegment<'_>,
         session: u64,
     ) -> Result<MountResponse<'_>, ErrorCode> {
-        let location = Location::try_from(segment.location)?;
         self.check_mount(now, segment)?;
         if let Some((no, silent_ms)) = self.holder_of(now, segment) {
             return Ok(self.refuse_held(segment, no, silent_ms));
@@ -79,12 +78,12 @@ impl Master {
             endpoint: segment.endpoint.into(),
             base: segment.base,
             len: segment.len,
-            location,
+            location: segment.location,
             export: segment.export,
             joined: now,
             accepts_new: true,
             unreachable: false,
-            allocator: self.config.allocator.build(segment.len),
+            allocator: self.config.allocator.build_for(segment.len, segment.location.granule_bytes().into()),
         };
         let no = self.segments.add(make).ok_or(ErrorCode::TooManySegments)?;
         self.nodes.mounted(now, segment, no);
@@ -102,7 +101,10 @@ impl Master {
         let fits = (GRAIN_BYTES..=self.config.segment_bytes_max).contains(&segment.len)
             && segment.base.checked_add(segment.len).is_some()
             && self.segments.can_count(segment.len);
-        if !named(segment.name) || !named(segment.endpoint) || !fits {
+        segment.location.check()?;
+        let granule = u64::from(segment.location.granule_bytes());
+        let whole = segment.base.is_multiple_of(granule) && segment.len.is_multiple_of(granule);
+        if !named(segment.name) || !named(segment.endpoint) || !fits || !whole {
             return Err(ErrorCode::InvalidParams);
         }
         if segment.lineage != u64::from(self.config.epoch) {
@@ -328,7 +330,7 @@ fn is_same(old: &Segment, segment: &MountSegment<'_>) -> bool {
     old.node == segment.node
         && old.base == segment.base
         && old.len == segment.len
-        && Ok(old.location) == Location::try_from(segment.location)
+        && old.location == segment.location
         && old.export == segment.export
         && *old.endpoint == *segment.endpoint
 }

@@ -147,21 +147,26 @@ pub(crate) mod secret {
     }
 }
 
-/// Locations, as on the wire.
+/// Locations, as on the wire, of a kind that this release knows.
 pub(crate) mod location {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use te_core::Location;
 
     use crate::MemoryLocation;
 
-    pub(crate) fn serialize<S: Serializer>(location: &Location, serializer: S) -> Result<S::Ok, S::Error> {
-        MemoryLocation::from(*location).serialize(serializer)
+    pub(crate) fn serialize<S: Serializer>(
+        location: &MemoryLocation,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        location.serialize(serializer)
     }
 
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Location, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<MemoryLocation, D::Error> {
         let location = MemoryLocation::deserialize(deserializer)?;
-        Location::try_from(location).map_err(|_| D::Error::custom("a location is unknown"))
+        location.check().map_err(|_| D::Error::custom("a location is unknown"))?;
+        Ok(location)
     }
 }
 

@@ -240,6 +240,13 @@ impl Initiator {
                 Ok(())
             }
             Admin::Superblock(remote) => {
+                // Our key was registered, now or before: an owner has preempted it.
+                let reserved = self.remotes.get(remote).is_some_and(|of| of.ext.place.reserved);
+                let fenced = reserved && answer.status == Status::RESERVATION_CONFLICT;
+                let error = error.map(|error| match fenced {
+                    true => Error::with_code(ErrorKind::Expelled, error.code),
+                    false => error,
+                });
                 let is_there = error.map_or_else(|| self.has_superblock(index, remote), Err);
                 self.checked(index, remote, is_there, cx);
                 Ok(())

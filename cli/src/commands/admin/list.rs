@@ -104,20 +104,22 @@ pub(crate) fn node_name(node: NodeId) -> String {
     format!("{node:016x}")
 }
 
-/// Requests all segments of memory, with their states.
+/// Requests all segments of memory and storage, with their states.
 pub(crate) fn ask_segments(rpc: &mut RpcConnection) -> anyhow::Result<Vec<SegmentRow>> {
     let mut rows = ask_all(rpc)?;
-    rows.retain(|row| row.kind == MEMORY || row.kind == CXL);
+    rows.retain(|row| [MEMORY, CXL, STORAGE].contains(&row.kind));
     Ok(rows)
 }
 
 const MEMORY: &str = "memory";
 const CXL: &str = "cxl";
+const STORAGE: &str = "storage";
 
 /// What a segment is.
 fn kind_of(info: &message::SegmentInfo<'_>) -> &'static str {
     match (info.shared.is_empty(), info.stage.is_empty()) {
         (true, true) if info.location == te_core::Location::Pool.into() => CXL,
+        (true, true) if info.location.is_storage() => STORAGE,
         (true, true) => MEMORY,
         (true, false) => DiskKind::Local.name(),
         (false, _) => DiskKind::Shared.name(),
@@ -226,6 +228,35 @@ pub(crate) fn share(part: u64, of: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kind_of_a_segment_follows_from_where_it_is() {
+        let storage = store_core::MemoryLocation::storage(4_096);
+        for (location, stage, kind) in [
+            (te_core::Location::Host.into(), "", "memory"),
+            (te_core::Location::Pool.into(), "", "cxl"),
+            (storage.unwrap_or_default(), "", "storage"),
+            (te_core::Location::Host.into(), "127.0.0.1:1", "disk"),
+        ] {
+            let info = message::SegmentInfo {
+                segment: SegmentNo::new(1),
+                node: NodeId::new(7),
+                incarnation: store_core::Incarnation::default(),
+                name: "a",
+                endpoint: "127.0.0.1:1",
+                base: 0,
+                len: 1 << 20,
+                location,
+                export: message::Export { engine: 0, region: 0 },
+                stage,
+                shared: "",
+                extent_bytes: 0,
+                used: 0,
+                free_bytes_largest: 1 << 20,
+            };
+            assert_eq!(kind_of(&info), kind);
+        }
+    }
 
     #[test]
     fn names_of_others_cannot_drive_the_terminal() {

@@ -5,11 +5,13 @@
 //!   our initiator ───────────────────────▶ nvmet      initiator, faults, late
 //!   the kernel's host ───────────────────▶ our target target
 //!   the kernel's host ───────────────────▶ nvmet      this file
+//!   a node and a client of a store ──────▶ nvmet      store
 //! ```
 
 mod faults;
 mod initiator;
 mod late;
+mod store;
 mod target;
 
 use super::run;
@@ -25,7 +27,7 @@ use te_core::testkit::pattern;
 
 /// The tests of every file here.
 pub(super) fn tests() -> impl Iterator<Item = &'static Test> {
-    [TESTS, initiator::TESTS, target::TESTS, faults::TESTS, late::TESTS].into_iter().flatten()
+    [TESTS, initiator::TESTS, target::TESTS, faults::TESTS, late::TESTS, store::TESTS].into_iter().flatten()
 }
 
 const TESTS: &[Test] = &[Test {

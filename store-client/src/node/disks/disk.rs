@@ -597,7 +597,8 @@ fn read_ended(place: &Place, event: &DiskEvent) -> Option<(u64, Unread)> {
 
 /// The memory of an object of this node.
 fn source_of(mounted: &Mounted, segment: SegmentNo, addr: u64, bytes: u64) -> Option<Lent> {
-    if segment == mounted.segment { lend(&mounted.region, addr, bytes) } else { None }
+    let memory = mounted.home.memory().filter(|_| segment == mounted.segment)?;
+    lend(memory, addr, bytes)
 }
 
 /// What the master is told about a demotion that failed: whether anything of it may be on the disk.
