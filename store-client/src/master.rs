@@ -87,7 +87,7 @@ pub struct SegmentEntry {
     pub endpoint: String,
     /// Length, bytes.
     pub len: u64,
-    /// Where its memory is. `None`: a kind of memory that this release does not know.
+    /// Where its memory is. `None`: it is storage, or a kind of memory that this release does not know.
     pub location: Option<te_core::Location>,
     /// Bytes that are allocated or pending release.
     pub used: u64,

@@ -29,8 +29,8 @@ const UNKNOWN: u8 = u8::MAX;
 pub const STORAGE_GRANULES: core::ops::RangeInclusive<u32> = 512..=65_536;
 
 impl MemoryLocation {
-    /// Storage, which is read and written in multiples of `granule_bytes`, at multiples of it. `None`: that is
-    /// no power of two, or not in [`STORAGE_GRANULES`].
+    /// Storage, which is read and written in multiples of `granule_bytes`, at multiples of it. `None`: that
+    /// is no power of two, or not in [`STORAGE_GRANULES`].
     #[must_use]
     pub fn storage(granule_bytes: u32) -> Option<Self> {
         let valid = granule_bytes.is_power_of_two() && STORAGE_GRANULES.contains(&granule_bytes);
