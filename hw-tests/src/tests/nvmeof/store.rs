@@ -7,8 +7,8 @@ use crate::runner::Test;
 use anyhow::{Context as _, Result, ensure};
 use std::time::Instant;
 use store_client::{
-    Client, ClientConfig, Fabrics, NamespacePlace, Nguid, Node, NodeConfig, PutOptions, RemoveMode, RpcConfig,
-    RpcConnection, Store as _,
+    Client, ClientConfig, Fabrics, NamespacePlace, Nguid, Node, NodeConfig, PutOptions, RemoveMode,
+    RpcConfig, RpcConnection, Store as _,
 };
 use store_core::message::Segments;
 use te_core::testkit::pattern;
