@@ -735,8 +735,8 @@ impl Mover {
         self.fill_trailer(index, (offset, at, end), piece);
     }
 
-    /// Writes the bytes `at..end` of a put's trailer to a piece that begins at `offset`, if there are any, and
-    /// zeros up to the end of the granule.
+    /// Writes the bytes `at..end` of a put's trailer to a piece that begins at `offset`, if there are any,
+    /// and zeros up to the end of the granule.
     fn fill_trailer(&mut self, index: usize, (offset, at, end): (u64, u64, u64), piece: Piece) {
         let Job { transfer, granule, .. } = &self.jobs[index];
         if at < end {

@@ -130,8 +130,8 @@ mod built {
             match engine.mount_storage(storage, access, MOUNT) {
                 Ok(mounted) => {
                     log::info!("node {}: {} is mounted in epoch {}", self.name, self.place, storage.epoch);
-                    // Clients of this mount may have writes under way when the range is mounted anew, and nothing
-                    // but their fence proves that these do not land in objects of then.
+                    // Clients of this mount may have writes under way when the range is mounted anew, and
+                    // nothing but their fence proves that these do not land in objects of then.
                     storage.take_over = true;
                     self.mounts += 1;
                     Ok(Home::of_storage(mounted, self.location))
