@@ -191,6 +191,14 @@ impl Segments {
             Opened::Here(handle, stage, granule) if stage.is_empty() => Some(Place::Storage(handle, granule)),
             Opened::Here(staging, stage, _) => Some(Place::Disk { staging, service: self.number(stage) }),
             Opened::Unknown => None,
+            Opened::NoFabric => {
+                let why = format!("name `{STORAGE_FABRIC}` in `engine.fabrics` to use storage of nodes");
+                if self.why.as_ref() != Some(&why) {
+                    log::info!("segment {segment} is storage, which this client cannot reach: {why}");
+                }
+                self.why = Some(why);
+                None
+            }
             Opened::Unreached(why) => {
                 if self.why.as_ref() != Some(&why) {
                     log::info!(
@@ -277,10 +285,7 @@ fn open(
         };
         if granule > 1 && !engine.stats().rails.iter().any(|rail| rail.name == STORAGE_FABRIC) {
             // That this client cannot reach it says nothing of its node.
-            log::debug!(
-                "segment {segment} is storage: name `{STORAGE_FABRIC}` in `engine.fabrics` to use it"
-            );
-            return Opened::Unknown;
+            return Opened::NoFabric;
         }
         match packs {
             Some(packs) if direct => return Opened::Packs(packs),
@@ -326,8 +331,10 @@ enum Opened {
     /// Its memory, the address of the stage service of a disk, which is empty for memory and storage, and its
     /// granule in bytes.
     Here(SegmentHandle, String, u32),
-    /// No answer from the master, the master does not know the segment, or this client cannot use it.
+    /// No answer from the master, or the master does not know the segment.
     Unknown,
+    /// It is storage, for which this client has no fabric.
+    NoFabric,
     /// The owner could not be reached, or exports something else: its address and the error.
     Unreached(String),
 }

@@ -542,7 +542,10 @@ fn objects_of_whole_granules_go_from_device_memory_to_storage_and_any_come_back(
     let fake = Fake::cuda();
     fake.set("delay_us_max", 200);
     let mut it = common::storage::setup();
-    let mut client = client_of(&fake, it.master.rpc_addr(), common::storage::nvmeof());
+    // A slot ends within a granule: what is read there must not reach into the next slot.
+    let mut client = connect(&fake, it.master.rpc_addr(), common::storage::nvmeof(), |config| {
+        (config.engine.gpu.slot_bytes, config.engine.gpu.ring_bytes) = (100_000, 800_000);
+    });
     let span = fake.allocate(8 << 20);
     let region = register(&mut client, span);
     for (seed, len) in [4_096, 65_536, 69_632, 1 << 20, 100_000, 5].into_iter().enumerate() {

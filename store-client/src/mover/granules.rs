@@ -87,7 +87,12 @@ impl Mover {
     ) -> Cut {
         let at = self.jobs[index].sent;
         let whole = place.len - place.len % CHUNK_BYTES;
-        if place.len.is_multiple_of(granule) || memory::is_device(place.region) {
+        if memory::is_device(place.region) {
+            // Whole chunks, as they are verified, whatever the length of a slot.
+            let slot = self.hops.slot_bytes(memory, place.region);
+            let len = place.len.min(slot - slot % CHUNK_BYTES);
+            self.cut_straight(index, offset, BufferRange { len, ..place }, memory)
+        } else if place.len.is_multiple_of(granule) {
             self.cut_straight(index, offset, place, memory)
         } else if whole > 0 {
             self.cut_straight(index, offset, BufferRange { len: whole, ..place }, memory)

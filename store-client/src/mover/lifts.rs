@@ -87,10 +87,11 @@ impl Mover {
         memory: &Memory,
     ) -> Cut {
         let Some(device) = memory.device(region) else { return Cut::Never };
-        // A slot is longer than a granule, of which its length is a multiple.
-        let room = len.next_multiple_of(self.jobs[index].granule);
+        // Room for whole granules. A slot is at least as long as one, and may end within another.
+        let granule = self.jobs[index].granule;
+        let room = len.next_multiple_of(granule);
         let Some((at, taken)) = self.hops.take(device.stager, room) else { return Cut::NoRoom };
-        let len = len.min(taken);
+        let len = len.min(taken - taken % granule);
         let place = Place::InSlot(at, range.map(|range| BufferRange { len, ..range }));
         Cut::Piece(Flying { job: index, at: self.jobs[index].sent, offset, len, place })
     }
